@@ -1,0 +1,131 @@
+"""What a rank saw, and the lines in which it is kept: one JSON line per (run, step) in rank<NNN>.jsonl."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from detsweep.paths import FileError
+
+SCHEMA = 1
+
+SITES = (
+    "rng",
+    "input",
+    "block_pre",
+    "block_post",
+    "logits",
+    "loss",
+    "global",
+    "grad",
+    "param",
+    "buffer",
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One fingerprint: where, what, and 64 bits of digest (a loss: its own raw bits).
+
+    `shape` is that of the rank's own shard, `block` is None outside the repeated blocks.
+    """
+
+    seq: int
+    site: str
+    name: str
+    block: int | None
+    dtype: str
+    shape: tuple[int, ...]
+    digest: int
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The records of one rank in one run of one step, in the order in which they happened."""
+
+    rank: int
+    step: int
+    run: str
+    checksum: str
+    records: tuple[Record, ...]
+
+    def digests(self, site: str) -> list[int]:
+        return [record.digest for record in self.records if record.site == site]
+
+    def order_bits(self) -> int:
+        """64-bit digest of the sequence of sites and names alone: the same payloads in another order differ here."""
+        return xxhash.xxh3_64_intdigest("\n".join(f"{r.site}\t{r.name}" for r in self.records).encode())
+
+
+def to_line(stream: Stream, *, world_size: int) -> str:
+    """One line of JSON: the recipe's own keys first, then `records`, which holds everything once in order.
+
+    Digests are integers of up to 64 bits; a reader that keeps numbers as doubles compares their upper 53 bits.
+    """
+    loss, output = stream.digests("loss"), stream.digests("logits")
+    payload: dict[str, Any] = {
+        "schema": SCHEMA,
+        "rank": stream.rank,
+        "world_size": world_size,
+        "step": stream.step,
+        "run": stream.run,
+        "checksum": stream.checksum,
+        "loss_bits": loss[0] if loss else None,
+        "output_bits": output[0] if output else None,
+        "global_bits": next(iter(stream.digests("global")), None),
+        "order_bits": stream.order_bits(),
+        "block_pre": stream.digests("block_pre"),
+        "block_post": stream.digests("block_post"),
+        "grads": {r.name: r.digest for r in stream.records if r.site == "grad"},
+        "params": {r.name: r.digest for r in stream.records if r.site == "param"},
+        "records": [[r.site, r.name, r.block, r.dtype, r.shape, r.digest] for r in stream.records],
+    }
+    return json.dumps(payload, separators=(",", ":"))
+
+
+def from_line(text: str) -> Stream:
+    """The stream that `to_line` wrote. Raises ValueError when the line is torn or of another schema."""
+    payload = json.loads(text)
+    if not isinstance(payload, dict) or payload.get("schema") != SCHEMA:
+        found = payload.get("schema") if isinstance(payload, dict) else None
+        raise ValueError(f"schema {found!r}, this version reads schema {SCHEMA}")
+    records = tuple(
+        Record(seq, site, name, block, dtype, tuple(shape), digest)
+        for seq, (site, name, block, dtype, shape, digest) in enumerate(payload["records"])
+    )
+    return Stream(payload["rank"], payload["step"], payload["run"], payload["checksum"], records)
+
+
+def read_streams(path: Path) -> list[Stream]:
+    """All streams of one rank's file, in the order of the file.
+
+    Raises FileError, naming the file and the line, when it is missing, torn or of another schema.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise FileError(f"{path} is missing") from None
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path} cannot be read: {error}") from None
+    if text and not text.endswith("\n"):
+        raise FileError(f"{path} is cut off in line {text.count(chr(10)) + 1}")
+    streams = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            streams.append(from_line(line))
+        except (ValueError, KeyError, TypeError) as error:
+            raise FileError(f"{path} line {number} cannot be read: {error}") from None
+    return streams
+
+
+def write_streams(path: Path, streams: Iterable[Stream], *, world_size: int) -> None:
+    """Append streams to a rank's file, one write for each so that a line is there whole or not at all."""
+    with path.open("a", encoding="utf-8") as file:
+        for stream in streams:
+            file.write(to_line(stream, world_size=world_size) + "\n")
+            file.flush()

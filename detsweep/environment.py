@@ -1,0 +1,140 @@
+"""The environment of a trial's processes: what is taken away, what is set, and the platform it is set on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+# Variables that change which bits a training step produces. What the shell happens to hold of them does not reach
+# a trial unless a mitigation, `env` or `keep_env` says so, or two cells would differ by more than their settings.
+NUMERIC_PREFIXES = (
+    "AMD_SERIALIZE_",
+    "DNNL_",
+    "FLASH_ATTENTION_",
+    "HIPBLASLT_",
+    "HSA_",
+    "KMP_",
+    "MIOPEN_",
+    "MKL_",
+    "NCCL_",
+    "NVTE_",
+    "OMP_",
+    "ONEDNN_",
+    "PRIMUS_",
+    "PYTORCH_TUNABLEOP_",
+    "RCCL_",
+    "ROCBLAS_",
+    "TE_HIPBLASLT_",
+    "TENSILE_",
+    "TORCHINDUCTOR_",
+    "TORCH_COMPILE_",
+    "TRITON_",
+)
+NUMERIC_NAMES = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLASLT_WORKSPACE_SIZE",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDNN_LOGINFO_DBG",
+    "GPU_MAX_HW_QUEUES",
+    "HIPBLAS_WORKSPACE_CONFIG",
+    "HIP_LAUNCH_BLOCKING",
+    "NVIDIA_TF32_OVERRIDE",
+    "PYTHONHASHSEED",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_HIP_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_BLAS_PREFER_HIPBLASLT",
+)
+# These say how to reach the network or what to log, and are needed to start at all on many clusters.
+KEPT_NAMES = (
+    "NCCL_DEBUG",
+    "NCCL_DEBUG_FILE",
+    "NCCL_DEBUG_SUBSYS",
+    "NCCL_IB_GID_INDEX",
+    "NCCL_IB_HCA",
+    "NCCL_NET",
+    "NCCL_NET_PLUGIN",
+    "NCCL_SOCKET_IFNAME",
+    "HSA_OVERRIDE_GFX_VERSION",
+)
+# A launcher's own variables must not reach another launcher's processes.
+FOREIGN = re.compile(
+    r"(SUBMITIT_\w+|TORCHELASTIC_\w+|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|ROLE_RANK"
+    r"|ROLE_WORLD_SIZE|GROUP_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|ROLE_NAME|TORCH_NCCL_ASYNC_ERROR_HANDLING)"
+)
+
+
+@dataclass(frozen=True)
+class ChildEnvironment:
+    """The variables of a trial's processes, and those of the shell that were taken away, with their values."""
+
+    variables: dict[str, str]
+    removed: dict[str, str]
+
+
+def changes_numerics(name: str) -> bool:
+    """Whether a variable belongs to those that change the bits of a step."""
+    return name not in KEPT_NAMES and (name in NUMERIC_NAMES or name.startswith(NUMERIC_PREFIXES))
+
+
+def child_environment(
+    base: Mapping[str, str], wanted: Mapping[str, str | None], *, keep: Collection[str], threads: int
+) -> ChildEnvironment:
+    """The environment in which a trial's torchrun is started.
+
+    `base` is the shell's; `wanted` what the cell sets (None: unset). The thread count is always set: torchrun would
+    otherwise set one thread by itself, but only where there is more than one rank.
+    """
+    variables = {name: value for name, value in base.items() if not FOREIGN.fullmatch(name)}
+    removed = {name: variables.pop(name) for name in sorted(variables) if changes_numerics(name) and name not in keep}
+    variables["OMP_NUM_THREADS"] = variables["MKL_NUM_THREADS"] = str(threads)
+    for name, value in wanted.items():
+        if value is None:
+            variables.pop(name, None)
+        else:
+            variables[name] = value
+    return ChildEnvironment(variables, removed)
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """Ids of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES takes them; asks no torch.
+
+    The shell's CUDA_VISIBLE_DEVICES (HIP_VISIBLE_DEVICES on AMD) is obeyed.
+    """
+    count = _gpu_count()
+    limit = os.environ.get("CUDA_VISIBLE_DEVICES", os.environ.get("HIP_VISIBLE_DEVICES"))
+    if count == 0 or limit is None:
+        return tuple(str(index) for index in range(count))
+    return tuple(part.strip() for part in limit.split(",") if part.strip())
+
+
+def gpu_platform() -> str:
+    """`amd`, `nvidia`, or `cpu` where the machine has no GPU driver."""
+    if Path("/dev/kfd").exists():
+        return "amd"
+    return "nvidia" if _nvidia_count() else "cpu"
+
+
+def _gpu_count() -> int:
+    if Path("/dev/kfd").exists():
+        nodes = Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties")
+        return sum(1 for node in nodes if re.search(r"^simd_count [1-9]", node.read_text(), re.MULTILINE))
+    return _nvidia_count()
+
+
+def _nvidia_count() -> int:
+    tool = shutil.which("nvidia-smi")
+    if tool is not None:
+        listed = subprocess.run([tool, "-L"], capture_output=True, text=True, check=False)
+        if listed.returncode == 0:
+            return sum(1 for line in listed.stdout.splitlines() if line.startswith("GPU "))
+    return len([path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)])

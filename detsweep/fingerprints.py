@@ -1,0 +1,183 @@
+"""Fingerprints: 64 bits for all the bits of a tensor, computed where the tensor lies.
+
+Every fingerprint sees raw bits (NaN payloads, signed zeros) in row-major order of the elements, whatever the strides.
+Shape and dtype are not part of it: they belong to the record. Peak extra memory is bounded, whatever the tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import xxhash
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+Digest = int | Tensor
+"""An unsigned 64-bit integer, or a 0-d int64 tensor on the tensor's device that becomes one in `collect`."""
+
+# Bytes worked on at a time. Mixing needs four 64-bit temporaries of a piece, a sum of 8-bit lanes eight times the
+# piece: both stay below 64 MiB with room for what the allocator rounds up.
+PIECE = 4 << 20
+_MASK = (1 << 64) - 1
+_INTEGER_OF_WIDTH = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The rank's own shard of a DTensor, or the tensor itself; without autograd, conjugate and negation resolved.
+
+    Raises TypeError for what has no dense storage to read: sparse, quantized and meta tensors.
+    """
+    own = tensor.detach()
+    if isinstance(own, DTensor):
+        own = own.to_local()
+    if own.layout != torch.strided or own.is_quantized or own.device.type == "meta":
+        raise TypeError(f"cannot fingerprint a {own.layout} tensor of {own.dtype} on {own.device}: no dense storage")
+    return own.resolve_conj().resolve_neg()
+
+
+def xxh3(tensor: Tensor) -> int:
+    """XXH3 (64 bits, seed 0) of a CPU tensor's bytes, as its specification defines it; an empty tensor has b""'s."""
+    own = local(tensor)
+    if own.device.type != "cpu":
+        raise TypeError(f"xxh3 reads host memory, the tensor is on {own.device}")
+    if own.is_contiguous():
+        return xxhash.xxh3_64_intdigest(_bytes(own).numpy())
+    digest = xxhash.xxh3_64()
+    for piece in _pieces(own):
+        digest.update(_bytes(piece).numpy())
+    return digest.intdigest()
+
+
+def mixed(tensor: Tensor) -> Tensor:
+    """Position-mixed sum of 64-bit lanes: order-free to compute, yet every lane knows its place.
+
+    Lane i is mixed as splitmix64 mixes its i-th state (Steele, Lea, Flood 2014, with the lane as the seed), and the
+    results are summed modulo 2^64 together with the number of bytes; the last lane is filled up with zero bytes.
+    Integer addition is associative, so any order of threads gives the same 64 bits. Returns a 0-d int64 tensor.
+    """
+    own = local(tensor)
+    total = torch.full((), _signed(own.numel() * own.element_size() * 0xD6E8FEB86659FD93), device=own.device)
+    start = 0
+    for lanes in _lanes(own):
+        total += _mix(lanes, start)
+        start += lanes.numel()
+    return total
+
+
+def bitsum(tensor: Tensor) -> Tensor:
+    """The LLM determinism recipe's checksum: storage viewed as signed integers of the same width, summed in int64.
+
+    Wraps modulo 2^64; an empty tensor gives 0; complex numbers count as their parts. It cannot see a permutation,
+    nor changes that cancel out. Returns a 0-d int64 tensor.
+    """
+    own = local(tensor)
+    if own.is_complex():
+        own = torch.view_as_real(own)
+    integer = _INTEGER_OF_WIDTH[own.element_size()]
+    total = torch.zeros((), dtype=torch.int64, device=own.device)
+    for piece in _pieces(own):
+        for part in piece.view(-1).view(integer).split(PIECE):
+            total += part.sum(dtype=torch.int64)
+    return total
+
+
+def select(checksum: str, device_type: str) -> tuple[str, Callable[[Tensor], Digest]]:
+    """The fingerprint that a configuration's `checksum` means on a device type, and its own name.
+
+    `auto` is xxh3 on CPU and mixed elsewhere. Raises ValueError for an unknown name.
+    """
+    known: dict[str, Callable[[Tensor], Digest]] = {"xxh3": xxh3, "mixed": mixed, "bitsum": bitsum}
+    name = checksum if checksum != "auto" else "xxh3" if device_type == "cpu" else "mixed"
+    if name not in known:
+        raise ValueError(f"checksum={checksum}: valid: auto, {', '.join(known)}")
+    return name, known[name]
+
+
+def raw_bits(scalar: Tensor) -> Tensor:
+    """The bits of a 0-d tensor as an integer of its own width, in a 0-d int64 tensor on its device."""
+    own = local(scalar)
+    return own.view(_INTEGER_OF_WIDTH[own.element_size()]).to(torch.int64)
+
+
+def collect(digests: Sequence[Digest]) -> list[int]:
+    """All digests as Python integers, with one transfer for those that still lie on a device."""
+    on_device = [digest for digest in digests if isinstance(digest, Tensor)]
+    values = iter(torch.stack(on_device).tolist() if on_device else ())
+    return [next(values) if isinstance(digest, Tensor) else digest for digest in digests]
+
+
+def as_int64(digest: Digest, device: torch.device) -> Tensor:
+    """A digest as a 0-d int64 tensor on a device, modulo 2^64."""
+    return digest.to(device) if isinstance(digest, Tensor) else torch.tensor(_signed(digest), device=device)
+
+
+def _bytes(contiguous: Tensor) -> Tensor:
+    return contiguous.view(-1).view(torch.uint8)
+
+
+def _pieces(tensor: Tensor) -> Iterator[Tensor]:
+    """Contiguous parts that follow each other in row-major order; copies are at most PIECE bytes large."""
+    if tensor.numel() == 0:
+        return
+    if tensor.is_contiguous():
+        yield tensor
+    elif tensor.numel() * tensor.element_size() <= PIECE:
+        yield tensor.contiguous()
+    else:
+        row = tensor[0].numel() * tensor.element_size()
+        if row > PIECE:
+            for part in tensor.unbind(0):
+                yield from _pieces(part)
+        else:
+            for part in tensor.split(PIECE // row):
+                yield part.contiguous()
+
+
+def _lanes(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensor's bytes as int64 lanes, at most PIECE bytes at a time; all parts but the last are whole lanes."""
+    if tensor.is_contiguous() and tensor.data_ptr() % 8 == 0 and tensor.numel():
+        flat = _bytes(tensor)
+        whole = flat.numel() // 8 * 8
+        if flat.storage_offset() % 8 == 0:
+            yield from flat[:whole].view(torch.int64).split(PIECE // 8)
+            flat = flat[whole:]
+        yield from _staged([flat], tensor.device)
+    else:
+        yield from _staged((_bytes(piece) for piece in _pieces(tensor)), tensor.device)
+
+
+def _staged(parts: Iterator[Tensor] | Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
+    """Bytes of any alignment, gathered into an aligned buffer."""
+    buffer: Tensor | None = None
+    filled = 0
+    for part in parts:
+        for chunk in part.split(PIECE):
+            offset = 0
+            while offset < chunk.numel():
+                if buffer is None:
+                    buffer = torch.zeros(PIECE, dtype=torch.uint8, device=device)
+                taken = min(chunk.numel() - offset, PIECE - filled)
+                buffer[filled : filled + taken] = chunk[offset : offset + taken]
+                filled, offset = filled + taken, offset + taken
+                if filled == PIECE:
+                    yield buffer.view(torch.int64)
+                    buffer, filled = None, 0
+    if buffer is not None and filled:
+        yield buffer[: (filled + 7) // 8 * 8].view(torch.int64)
+
+
+def _mix(lanes: Tensor, start: int) -> Tensor:
+    position = torch.arange(start + 1, start + 1 + lanes.numel(), device=lanes.device)
+    state = position.mul_(_signed(0x9E3779B97F4A7C15)).add_(lanes)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, None)):
+        # torch shifts int64 arithmetically; the mask makes it the logical shift that the formula means.
+        state.bitwise_xor_((state >> shift).bitwise_and_((1 << (64 - shift)) - 1))
+        if factor is not None:
+            state.mul_(_signed(factor))
+    return state.sum()
+
+
+def _signed(value: int) -> int:
+    value &= _MASK
+    return value - (1 << 64) if value >> 63 else value

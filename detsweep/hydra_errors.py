@@ -1,0 +1,64 @@
+"""Hydra's and OmegaConf's errors as one line that names the value and says what is valid."""
+
+from __future__ import annotations
+
+import re
+
+from hydra.errors import MissingConfigException
+
+from detsweep.paths import conf_dir
+from detsweep.validate import valid_keys
+
+FOREIGN_PLUGIN = re.compile(r"^[+~]{0,2}(hydra/(?:launcher|sweeper))(?:@[^=]*)?=(.*)$")
+
+
+def refuse_plugins(arguments: list[str]) -> str | None:
+    """The line that refuses a Hydra launcher or sweeper other than the basic ones, or None."""
+    for argument in arguments:
+        match = FOREIGN_PLUGIN.match(argument)
+        if match and match[2] != "basic":
+            return plugin_line(match[1], match[2])
+    return None
+
+
+def plugin_line(group: str, option: str) -> str:
+    """The line that refuses one Hydra plugin by its group and name."""
+    if group == "hydra/sweeper":
+        return f"{group}={option}: only basic; a sweep is planned whole before any cell runs"
+    return f"{group}={option}: detsweep starts its cells itself; use launch=local launch.max_parallel=N"
+
+
+def one_line(error: Exception) -> str:
+    """One line for an error raised while Hydra composed a configuration."""
+    text = f"{error}\n{error.__cause__ or ''}"
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        return _missing_option(str(error.missing_cfg_file), error.options)
+    if match := re.search(r"Could not load '([^']+)'", text):
+        return _missing_option(match[1], None)
+    if match := re.search(r"Ambiguous value for argument '([^']+)'", text):
+        return f"{match[1]}: a sweep over several values needs -m (python -m detsweep -m ...)"
+    if match := re.search(r"Could not override '([^']+)'|Key '([^']+)' not in", text):
+        key = match[1] or _full_key(text) or match[2]
+        valid = valid_keys(key)
+        return f"{key}: no such key" + (f"; valid: {', '.join(valid)}" if valid else "")
+    if match := re.search(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", text):
+        return f"{_full_key(text) or 'value'}={match[1]}: must be {_article(match[2])}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return "; ".join(lines) or type(error).__name__
+
+
+def _full_key(text: str) -> str | None:
+    match = re.search(r"full_key: (\S+)", text)
+    return match[1] if match else None
+
+
+def _article(kind: str) -> str:
+    return {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}.get(kind, kind)
+
+
+def _missing_option(name: str, options: list[str] | None) -> str:
+    group, _, option = name.rpartition("/")
+    known = options or sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+    if not group or not known:
+        return f"{name}: no such group; groups: {', '.join(sorted(p.name for p in conf_dir().iterdir() if p.is_dir()))}"
+    return f"{group}={option}: no such option; valid: {', '.join(known)}"

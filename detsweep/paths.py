@@ -1,0 +1,182 @@
+"""Where everything lies on disk: the one module that knows file names, and how a file is written and read whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class FileError(Exception):
+    """A file that is missing, half-written or not ours; the message names it."""
+
+
+def conf_dir() -> Path:
+    """The folder of Hydra groups: inside the package where a wheel put it, else beside it in a checkout.
+
+    An editable install copies conf into the package once and lets it go stale, so the checkout's own comes first.
+    """
+    package = Path(__file__).resolve().parent
+    beside = package.parent / "conf"
+    if (package.parent / "pyproject.toml").is_file() and beside.is_dir():
+        return beside
+    return package / "conf"
+
+
+@dataclass(frozen=True)
+class TrialPaths:
+    """The files of one launch of one cell."""
+
+    folder: Path
+
+    @property
+    def spec(self) -> Path:
+        return self.folder / "spec.json"
+
+    @property
+    def job(self) -> Path:
+        return self.folder / "job.json"
+
+    @property
+    def result(self) -> Path:
+        return self.folder / "result.json"
+
+    @property
+    def exits(self) -> Path:
+        return self.folder / "exits.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "log"
+
+    @property
+    def launcher_log(self) -> Path:
+        return self.logs / "torchrun.log"
+
+    def rank_log(self, rank: int) -> Path:
+        return self.logs / f"rank{rank:03d}.log"
+
+    def records(self, rank: int) -> Path:
+        return self.folder / f"rank{rank:03d}.jsonl"
+
+    def rank_result(self, rank: int) -> Path:
+        return self.folder / f"rank{rank:03d}.result.json"
+
+    def environment(self, rank: int) -> Path:
+        return self.folder / f"environment-rank{rank:03d}.json"
+
+    def progress(self, rank: int) -> Path:
+        return self.folder / f"rank{rank:03d}.progress"
+
+
+@dataclass(frozen=True)
+class CellPaths:
+    """The files of one cell."""
+
+    folder: Path
+
+    @property
+    def cell(self) -> Path:
+        return self.folder / "cell.json"
+
+    def trial(self, number: int) -> TrialPaths:
+        return TrialPaths(self.folder / f"trial{number}")
+
+    def trials(self) -> Iterator[tuple[int, TrialPaths]]:
+        """Trials on disk in the order of their numbers; superseded attempts are not among them."""
+        found = [(int(m[1]), p) for p in self.folder.glob("trial*") if (m := re.fullmatch(r"trial(\d+)", p.name))]
+        for number, path in sorted(found):
+            yield number, TrialPaths(path)
+
+    def set_aside(self, number: int) -> None:
+        """Move an earlier attempt of a trial out of the way: its records are kept and never mix with new ones."""
+        current = self.trial(number).folder
+        if not current.exists():
+            return
+        aside = self.folder / "superseded"
+        aside.mkdir(exist_ok=True)
+        attempt = 1
+        while (aside / f"trial{number}-{attempt}").exists():
+            attempt += 1
+        current.rename(aside / f"trial{number}-{attempt}")
+
+
+@dataclass(frozen=True)
+class SweepPaths:
+    """The files of one sweep."""
+
+    folder: Path
+
+    @property
+    def sweep(self) -> Path:
+        return self.folder / "sweep.json"
+
+    @property
+    def matrix_md(self) -> Path:
+        return self.folder / "matrix.md"
+
+    @property
+    def matrix_csv(self) -> Path:
+        return self.folder / "matrix.csv"
+
+    @property
+    def jobs(self) -> Path:
+        """What only a running sweep needs: submitit's own files and the locks."""
+        return self.folder / ".jobs"
+
+    @property
+    def driver_lock(self) -> Path:
+        return self.jobs / "driver.lock"
+
+    @property
+    def trials_lock(self) -> Path:
+        return self.jobs / "trials.lock"
+
+    def cell(self, slug: str, cell_id: str) -> CellPaths:
+        """The folder of a cell, found by its id: another sweep of the same folder may have given another slug."""
+        for folder in sorted((self.folder / "cells").glob(f"*-{cell_id}")):
+            return CellPaths(folder)
+        return CellPaths(self.folder / "cells" / f"{slug}-{cell_id}")
+
+    def all_cells(self) -> list[CellPaths]:
+        return [CellPaths(path) for path in sorted((self.folder / "cells").glob("*")) if path.is_dir()]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all: to a temporary name in the same folder, then renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, payload: Mapping[str, Any]) -> None:
+    """Write one JSON object, whole or not at all."""
+    write_text(path, json.dumps(payload, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read one JSON object.
+
+    Raises FileError, naming the file, when it is missing, torn or not an object.
+    """
+    try:
+        payload = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileError(f"{path} is missing") from None
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path} cannot be read: {error}") from None
+    if not isinstance(payload, dict):
+        raise FileError(f"{path} holds {type(payload).__name__}, not a JSON object")
+    return payload

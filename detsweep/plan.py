@@ -1,0 +1,137 @@
+"""Cells: the points of a sweep as frozen values, each with an identity that outlives the way it was asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from detsweep import environment, mitigations
+from detsweep.capture import SCHEMA
+from detsweep.validate import lookup, problems
+
+# How a cell is launched, where it is kept and how its result is judged say nothing about what it computes.
+NOT_IDENTITY = ("launch", "folder", "dry_run", "trials", "mitigation_force", "positive_control")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One resolved configuration. `unsupported` says why this platform cannot run it; None where it can."""
+
+    id: str
+    slug: str
+    overrides: Mapping[str, str]
+    config: Mapping[str, Any]
+    unsupported: str | None
+
+    @property
+    def trials(self) -> int:
+        return int(self.config["trials"])
+
+    @property
+    def world_size(self) -> int:
+        return int(self.config["world"]["nodes"]) * int(self.config["world"]["nproc_per_node"])
+
+    @property
+    def label(self) -> str:
+        """What tells this cell from others, in the words of the command line."""
+        return " ".join(f"{key}={value}" for key, value in self.overrides.items()) or str(self.config["model"]["name"])
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of cell.json."""
+        config = {key: value for key, value in self.config.items() if key not in ("launch", "folder", "dry_run")}
+        return {
+            "schema": SCHEMA,
+            "id": self.id,
+            "slug": self.slug,
+            "overrides": dict(self.overrides),
+            "unsupported": self.unsupported,
+            "config": config,
+        }
+
+    def spec(self, trial: int) -> dict[str, Any]:
+        """The content of a trial's spec.json: all that a rank reads."""
+        settings = mitigations.combine(self.config["mitigation"], self.config["env"])
+        return {
+            "schema": SCHEMA,
+            "cell": self.id,
+            "trial": trial,
+            "world_size": self.world_size,
+            "settings": {"env": dict(settings.env), "torch": dict(settings.torch)},
+            "config": self.to_json()["config"],
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All cells of one command, and what is wrong with them, a line each."""
+
+    cells: tuple[Cell, ...]
+    problems: tuple[str, ...]
+    repeated: int
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Settings of the sweep as a whole: they are the same in every cell."""
+        return self.cells[0].config
+
+
+def make_plan(points: Sequence[tuple[Sequence[str], Mapping[str, Any]]]) -> Plan:
+    """Turn the points that Hydra composed, as (overrides, resolved configuration), into cells.
+
+    A configuration that comes twice is one cell. Problems are collected over all points, each said once.
+    """
+    gpus, platform = environment.visible_gpus(), environment.gpu_platform()
+    cells: dict[str, Cell] = {}
+    found: dict[str, None] = {}
+    for overrides, config in points:
+        resolved = dict(config)
+        if resolved.get("device") == "auto":
+            resolved["device"] = "cuda" if gpus else "cpu"
+        found.update(dict.fromkeys(problems(resolved, gpus=len(gpus))))
+        cell = _cell(overrides, resolved, "cpu" if resolved.get("device") == "cpu" else platform)
+        cells.setdefault(cell.id, cell)
+    found.update(dict.fromkeys(_swept_options([config for _, config in points])))
+    return Plan(tuple(cells.values()), tuple(found), len(points) - len(cells))
+
+
+def _cell(overrides: Sequence[str], config: Mapping[str, Any], platform: str) -> Cell:
+    told = dict(_told_apart(overrides))
+    canonical = json.dumps(
+        {key: value for key, value in config.items() if key not in NOT_IDENTITY}, sort_keys=True, default=str
+    )
+    reason = None
+    if not config.get("mitigation_force"):
+        reason = mitigations.unsupported_reason(config.get("mitigation", {}), platform)
+    identity = hashlib.sha256(canonical.encode()).hexdigest()[:10]
+    return Cell(identity, _slug(told) or str(config["model"]["name"]), told, config, reason)
+
+
+def _told_apart(overrides: Sequence[str]) -> list[tuple[str, str]]:
+    pairs = []
+    for override in overrides:
+        key, _, value = override.lstrip("+~").partition("=")
+        if key.split(".")[0] not in NOT_IDENTITY and not key.startswith("hydra"):
+            pairs.append((key, value))
+    return pairs
+
+
+def _slug(told: Mapping[str, str]) -> str:
+    text = "_".join(f"{key}-{value}" for key, value in sorted(told.items()))
+    return re.sub(r"[^A-Za-z0-9.+_-]+", "", text)[:80].strip("._-")
+
+
+def _swept_options(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Settings of the whole sweep that were given as an axis: there is one pool and one folder."""
+    lines = []
+    for key in ("folder", "dry_run", "launch.max_parallel", "launch.fail_fast", "launch.rerun"):
+        try:
+            values = {str(lookup(config, key)) for config in configs}
+        except KeyError:
+            continue
+        if len(values) > 1:
+            lines.append(f"{key}={','.join(sorted(values))}: cannot be an axis of a sweep")
+    return lines

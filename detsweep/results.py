@@ -1,0 +1,112 @@
+"""A trial's result: the verdicts of all its ranks as one, and the check that what it rests on is still there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from detsweep.capture import SCHEMA, read_streams
+from detsweep.failures import explain_failure, explain_timeout
+from detsweep.paths import FileError, TrialPaths, read_json
+
+VERDICTS = ("pass", "diverged", "invalid", "error", "timeout", "unsupported")
+"""What a trial can come to; a trial that has not been reached has none."""
+SETTLED = ("pass", "diverged", "unsupported")
+
+
+def merge(
+    trial: TrialPaths, spec: Mapping[str, Any], *, returncode: int, timeout_min: float | None, seconds: float
+) -> dict[str, Any]:
+    """The content of result.json, from what all ranks left behind.
+
+    `timeout_min` is the limit in minutes that ended the trial, None where it ended by itself; `seconds` its wall
+    time. A rank whose result or records are missing or torn makes the trial an error that names the file.
+    """
+    world_size = int(spec["world_size"])
+    base = {"schema": SCHEMA, "cell": spec["cell"], "trial": spec["trial"], "seconds": round(seconds, 3)}
+    if timeout_min is not None:
+        failure = explain_timeout(trial, world_size, timeout_min)
+        return {**base, "verdict": "timeout", **failure.to_json(trial.folder)}
+    if returncode != 0:
+        failure = explain_failure(trial, world_size, returncode)
+        return {**base, "verdict": "error", **failure.to_json(trial.folder)}
+    try:
+        ranks = [_rank_result(trial, rank) for rank in range(world_size)]
+        files = {trial.records(rank).name: _checked_size(trial, rank, spec) for rank in range(world_size)}
+    except FileError as error:
+        return {**base, "verdict": "error", "error": str(error), "error_ranks": [], "log": "", "log_tail": []}
+    return {**base, **_verdict(ranks), "files": files, "ranks": ranks}
+
+
+def unsupported(spec: Mapping[str, Any], reason: str) -> dict[str, Any]:
+    """The result of a trial that this platform cannot run."""
+    return {
+        "schema": SCHEMA,
+        "cell": spec["cell"],
+        "trial": spec["trial"],
+        "seconds": 0.0,
+        "verdict": "unsupported",
+        "error": reason,
+    }
+
+
+def read_result(trial: TrialPaths) -> dict[str, Any] | None:
+    """A trial's result, or None where it has none yet.
+
+    Where the result itself is torn or of another schema, or a file it was made from is gone or has another size,
+    the result is an `error` that names the file.
+    """
+    if not trial.result.exists():
+        return None
+    try:
+        result = read_json(trial.result)
+        if result.get("schema") != SCHEMA or result.get("verdict") not in VERDICTS:
+            raise FileError(f"{trial.result} has schema {result.get('schema')!r}, this version reads {SCHEMA}")
+        for name, size in result.get("files", {}).items():
+            path = trial.folder / name
+            if not path.exists():
+                raise FileError(f"{path} is missing")
+            if path.stat().st_size != size:
+                raise FileError(f"{path} has {path.stat().st_size} bytes, {size} were written")
+    except FileError as error:
+        return {"schema": SCHEMA, "verdict": "error", "error": str(error)}
+    return result
+
+
+def _rank_result(trial: TrialPaths, rank: int) -> dict[str, Any]:
+    result = read_json(trial.rank_result(rank))
+    if result.get("schema") != SCHEMA or result.get("rank") != rank:
+        raise FileError(f"{trial.rank_result(rank)} is not rank {rank}'s result in schema {SCHEMA}")
+    return result
+
+
+def _checked_size(trial: TrialPaths, rank: int, spec: Mapping[str, Any]) -> int:
+    """The size in bytes of a rank's records, once every line that must be there has been read."""
+    path = trial.records(rank)
+    streams = read_streams(path)
+    config = spec["config"]
+    expected = [(step, f"r{run}") for step in range(config["steps"]) for run in range(1, config["runs"] + 1)]
+    if [(stream.step, stream.run) for stream in streams] != expected or any(s.rank != rank for s in streams):
+        raise FileError(f"{path} holds {len(streams)} runs that are not the {len(expected)} of rank {rank}")
+    return path.stat().st_size
+
+
+def _verdict(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    lost = [f"rank {rank['rank']}: {line}" for rank in ranks for line in rank["lost"]]
+    diverged = [rank["rank"] for rank in ranks if rank["divergences"]]
+    differs: Counter[str] = Counter()
+    for rank in ranks:
+        differs.update(rank["differs"])
+    firsts = [rank["divergences"][0] for rank in ranks if rank["divergences"]]
+    return {
+        "verdict": "invalid" if lost else "diverged" if diverged else "pass",
+        "error": "not in force: " + "; ".join(lost) if lost else None,
+        "diverged_ranks": diverged,
+        "first": min(firsts, key=lambda first: (first["step"], first["run"], first["seq"], first["rank"]), default=None),
+        "differs": dict(differs),
+        "replays": max(rank["replays"] for rank in ranks),
+        "diverged_replays": max(rank["diverged_replays"] for rank in ranks),
+        "step_ms": max(rank["step_ms"] for rank in ranks),
+        "plain_step_ms": max(rank["plain_step_ms"] for rank in ranks),
+    }

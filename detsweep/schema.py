@@ -1,0 +1,138 @@
+"""The typed configuration of a cell, registered with Hydra so that wrong keys and types are refused while composing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+
+@dataclass
+class ModelConfig:
+    """The repeated block and how often it is repeated."""
+
+    name: str = MISSING
+    num_layers: int = MISSING
+    hidden_size: int = MISSING
+    ffn_size: int = MISSING
+    num_heads: int = MISSING
+    vocab_size: int = MISSING
+    seq_len: int = MISSING
+    batch_size: int = MISSING
+
+
+@dataclass
+class DtypeConfig:
+    """Dtypes of parameters, of compute and all-gather, and of the gradients' reduce-scatter."""
+
+    name: str = MISSING
+    param: str = MISSING
+    compute: str = MISSING
+    reduce: str = MISSING
+
+
+@dataclass
+class MoeConfig:
+    """Mixture of experts in place of the dense FFN; one expert is the dense FFN."""
+
+    name: str = MISSING
+    routing: str = MISSING
+    default_top_k: int = MISSING
+    experts: int = MISSING
+    top_k: int = MISSING
+
+
+@dataclass
+class ModeConfig:
+    """What is compared with what."""
+
+    name: str = MISSING
+
+
+@dataclass
+class MitigationConfig:
+    """One preset: environment variables (null: must be unset) and torch switches, and who reads them."""
+
+    env: dict[str, str | None] = field(default_factory=dict)
+    torch: dict[str, Any] = field(default_factory=dict)
+    platforms: list[str] = field(default_factory=list)
+    reads: str = ""
+
+
+@dataclass
+class FaultConfig:
+    """A corruption put in on purpose. rank null: every rank."""
+
+    kind: str = "none"
+    rank: int | None = None
+    step: int = 0
+    run: int = 2
+    block: int = 0
+    element: int = 0
+    bit: int = 0
+    how: str = "raise"
+
+
+@dataclass
+class ObserveConfig:
+    """What is fingerprinted inside a step."""
+
+    name: str = MISSING
+
+
+@dataclass
+class LaunchConfig:
+    """How trials are started. Not part of a cell's identity."""
+
+    name: str = MISSING
+    max_parallel: int = 1
+    timeout_min: float = 30.0
+    fail_fast: bool = False
+    rerun: str = "errors"
+
+
+@dataclass
+class WorldConfig:
+    """Ranks, and CPU threads in each of them."""
+
+    nodes: int = 1
+    nproc_per_node: int = 2
+    threads_per_rank: int = 1
+
+
+@dataclass
+class Config:
+    """The whole configuration of one cell, and of the sweep that it belongs to."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    dtype: DtypeConfig = field(default_factory=DtypeConfig)
+    moe: MoeConfig = field(default_factory=MoeConfig)
+    mode: ModeConfig = field(default_factory=ModeConfig)
+    mitigation: dict[str, MitigationConfig] = field(default_factory=dict)
+    fault: FaultConfig = field(default_factory=FaultConfig)
+    observe: ObserveConfig = field(default_factory=ObserveConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    world: WorldConfig = field(default_factory=WorldConfig)
+    experts: int = MISSING
+    top_k: int = MISSING
+    seed: int = MISSING
+    steps: int = MISSING
+    runs: int = MISSING
+    trials: int = MISSING
+    warmup: int = MISSING
+    checksum: str = MISSING
+    checksum_mode: str = MISSING
+    device: str = MISSING
+    env: dict[str, str | None] = field(default_factory=dict)
+    keep_env: list[str] = field(default_factory=list)
+    mitigation_force: bool = False
+    positive_control: bool = False
+    folder: str = MISSING
+    dry_run: bool = False
+
+
+def register() -> None:
+    """Make the schema known to Hydra under the name that conf/config.yaml lists first."""
+    ConfigStore.instance().store(name="schema", node=Config)

@@ -1,0 +1,174 @@
+"""What a typed schema cannot say: ranges, and settings that only make sense together. One line for each mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, get_type_hints
+
+from detsweep import mitigations
+from detsweep.schema import Config
+
+CHOICES = {
+    "dtype.param": ("bf16", "fp16", "fp32"),
+    "dtype.compute": ("bf16", "fp16", "fp32"),
+    "dtype.reduce": ("bf16", "fp16", "fp32"),
+    "moe.routing": ("learned", "even"),
+    "mode.name": ("replay",),
+    "observe.name": ("off", "block"),
+    "fault.kind": ("none", "input_flip", "bit_flip", "rank_failure"),
+    "fault.how": ("raise", "exit", "kill", "hang", "oom"),
+    "checksum": ("auto", "xxh3", "mixed", "bitsum"),
+    "checksum_mode": ("per_rank", "global"),
+    "device": ("cpu", "cuda"),
+    "launch.name": ("local",),
+    "launch.rerun": ("errors", "none", "all"),
+}
+LEAST = {
+    "model.num_layers": 1,
+    "model.hidden_size": 1,
+    "model.ffn_size": 1,
+    "model.num_heads": 1,
+    "model.vocab_size": 2,
+    "model.seq_len": 1,
+    "model.batch_size": 1,
+    "experts": 1,
+    "top_k": 1,
+    "seed": 0,
+    "steps": 1,
+    "runs": 2,
+    "trials": 1,
+    "warmup": 0,
+    "world.nodes": 1,
+    "world.nproc_per_node": 1,
+    "world.threads_per_rank": 1,
+    "launch.max_parallel": 1,
+    "fault.step": 0,
+    "fault.run": 1,
+    "fault.block": 0,
+    "fault.element": 0,
+    "fault.bit": 0,
+}
+DTYPE_BITS = {"bf16": 16, "fp16": 16, "fp32": 32}
+
+
+def problems(config: Mapping[str, Any], *, gpus: int) -> list[str]:
+    """Everything that is wrong with one resolved cell, a line each; empty when it can be run.
+
+    `gpus` is how many this machine offers.
+    """
+    found = list(_unknown_keys(config, Config))
+    if not found:
+        found = [*_out_of_range(config)]
+    if not found:
+        found = [*_model(config), *_moe(config), *_fault(config), *_world(config, gpus), *_checksum(config)]
+        try:
+            mitigations.combine(config["mitigation"], config["env"])
+        except ValueError as error:
+            found.append(str(error))
+    return found
+
+
+def lookup(config: Mapping[str, Any], key: str) -> Any:
+    """The value under a dotted key; KeyError where there is none."""
+    value: Any = config
+    for part in key.split("."):
+        if not isinstance(value, Mapping):
+            raise KeyError(key)
+        value = value[part]
+    return value
+
+
+def valid_keys(key: str) -> list[str]:
+    """The keys that the schema has beside `key` (a dotted name), in its order."""
+    node: Any = Config
+    for part in key.split(".")[:-1]:
+        hints = get_type_hints(node) if is_dataclass(node) else {}
+        node = hints.get(part, node)
+    return [item.name for item in fields(node)] if is_dataclass(node) else []
+
+
+def _unknown_keys(config: Mapping[str, Any], schema: Any, prefix: str = "") -> Iterator[str]:
+    # `+moe.typo=1` appends past the schema, and OmegaConf lets it through.
+    hints = get_type_hints(schema)
+    for key, value in config.items():
+        if key not in hints:
+            yield f"{prefix}{key}: no such key; valid: {', '.join(hints)}"
+        elif is_dataclass(hints[key]) and isinstance(value, Mapping):
+            yield from _unknown_keys(value, hints[key], f"{prefix}{key}.")
+
+
+def _out_of_range(config: Mapping[str, Any]) -> Iterator[str]:
+    for key, options in CHOICES.items():
+        value = lookup(config, key)
+        if value not in options:
+            yield f"{key}={value}: valid: {', '.join(options)}"
+    for key, least in LEAST.items():
+        value = lookup(config, key)
+        if value < least:
+            yield f"{key}={value}: must be at least {least}"
+    if config["launch"]["timeout_min"] <= 0:
+        yield f"launch.timeout_min={config['launch']['timeout_min']}: must be above 0 (minutes)"
+    if not str(config["folder"]).strip():
+        yield "folder=: must name a folder"
+
+
+def _model(config: Mapping[str, Any]) -> Iterator[str]:
+    hidden, heads = config["model"]["hidden_size"], config["model"]["num_heads"]
+    if hidden % heads:
+        valid = ", ".join(str(n) for n in range(1, hidden + 1) if hidden % n == 0)
+        yield f"model.num_heads={heads}: must divide model.hidden_size={hidden} (valid: {valid})"
+
+
+def _moe(config: Mapping[str, Any]) -> Iterator[str]:
+    moe, experts, top_k = config["moe"], config["experts"], config["top_k"]
+    if (moe["experts"], moe["top_k"]) != (experts, top_k):
+        yield f"moe.experts={moe['experts']} moe.top_k={moe['top_k']}: set experts=N and top_k=K, without the prefix"
+    if moe["name"] in ("top1", "top2") and top_k != moe["default_top_k"]:
+        yield f"top_k={top_k}: moe={moe['name']} routes to {moe['default_top_k']}; use moe=topk top_k={top_k}"
+    if 1 < experts < top_k:
+        yield f"top_k={top_k}: must be at most experts={experts}"
+
+
+def _fault(config: Mapping[str, Any]) -> Iterator[str]:
+    fault, model = config["fault"], config["model"]
+    if fault["kind"] == "none":
+        return
+    world = config["world"]["nodes"] * config["world"]["nproc_per_node"]
+    tokens = model["batch_size"] * model["seq_len"]
+    limits = {"step": config["steps"] - 1, "run": config["runs"]}
+    if fault["rank"] is not None:
+        if fault["rank"] < 0:
+            yield f"fault.rank={fault['rank']}: must be at least 0, or null for every rank"
+        limits["rank"] = world - 1
+    if fault["kind"] == "input_flip":
+        limits["element"] = tokens - 1
+    if fault["kind"] == "bit_flip":
+        limits["block"] = model["num_layers"] - 1
+        limits["element"] = tokens * model["hidden_size"] - 1
+        limits["bit"] = DTYPE_BITS[config["dtype"]["compute"]] - 1
+    for key, most in limits.items():
+        if fault[key] > most:
+            yield f"fault.{key}={fault[key]}: must be at most {most} in this cell"
+
+
+def _world(config: Mapping[str, Any], gpus: int) -> Iterator[str]:
+    world, launch = config["world"], config["launch"]
+    if launch["name"] == "local" and world["nodes"] != 1:
+        yield f"world.nodes={world['nodes']}: launch=local has one node"
+    if config["device"] == "cuda":
+        needed = launch["max_parallel"] * world["nproc_per_node"]
+        if needed > gpus:
+            yield (
+                f"world.nproc_per_node={world['nproc_per_node']}: with launch.max_parallel="
+                f"{launch['max_parallel']} needs {needed} GPUs, this machine offers {gpus} (or device=cpu)"
+            )
+
+
+def _checksum(config: Mapping[str, Any]) -> Iterator[str]:
+    if config["checksum"] == "xxh3" and config["device"] != "cpu":
+        yield "checksum=xxh3: reads host memory and would stop the device at every site; use auto, mixed or bitsum"
+    if config["checksum_mode"] == "global" and config["observe"]["name"] == "off":
+        yield "checksum_mode=global: needs the logits' fingerprint, which observe=off does not take; use observe=block"
+
+

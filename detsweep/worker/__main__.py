@@ -1,0 +1,68 @@
+"""`python -m detsweep.worker <trial folder>`: what torchrun starts for each rank.
+
+Before torch is imported the rank's output goes to its own log, its death is tied to torchrun's, and its stack can be
+asked for; whatever ends it, short of SIGKILL, is written down.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from detsweep.capture import SCHEMA
+from detsweep.orphans import die_with_parent
+from detsweep.paths import TrialPaths, write_json
+from detsweep.worker.progress import Progress
+
+
+def main() -> None:
+    """Run this rank; leaves with 0 when its result is written, whatever its verdict, else with 1."""
+    die_with_parent(signal.SIGKILL)
+    rank, paths = int(os.environ["RANK"]), TrialPaths(Path(sys.argv[1]))
+    _log_to(paths.rank_log(rank))
+    progress = Progress(paths.progress(rank))
+    try:
+        spec = json.loads(paths.spec.read_text())
+        progress.phase("importing torch")
+        from detsweep.worker.rank import run_rank
+
+        result = run_rank(spec, paths, rank, progress)
+    except BaseException as error:
+        write_json(paths.rank_result(rank), _failure(rank, error))
+        traceback.print_exc()
+        sys.stderr.flush()
+        # Not sys.exit: taking a process group down in order can hang when a peer is gone.
+        os._exit(1)
+    write_json(paths.rank_result(rank), result)
+
+
+def _log_to(path: Path) -> None:
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    faulthandler.enable()
+    # The launcher asks for stacks with USR1 before it ends a trial that hangs.
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
+
+
+def _failure(rank: int, error: BaseException) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "rank": rank,
+        "verdict": "error",
+        "error": f"{type(error).__name__}: {error}".strip(),
+        "traceback": traceback.format_exc(),
+        "at": time.time(),
+    }
+
+
+if __name__ == "__main__":
+    main()

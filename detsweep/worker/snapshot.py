@@ -1,0 +1,71 @@
+"""What a step may change, put aside and brought back: parameters, buffers and every random state."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from detsweep.fingerprints import local
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """The random states of Python, NumPy, torch on the CPU and, where there is one, the device."""
+
+    python: Any
+    numpy: Any
+    cpu: Tensor
+    device: Tensor | None
+
+    @classmethod
+    def now(cls, device: torch.device) -> RandomState:
+        on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        return cls(random.getstate(), np.random.get_state(), torch.get_rng_state(), on_device)
+
+    def restore(self, device: torch.device) -> None:
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        torch.set_rng_state(self.cpu)
+        if self.device is not None:
+            torch.cuda.set_rng_state(self.device, device)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Each state as a CPU tensor, by name."""
+        version, words, gauss = self.python
+        keys, position, has_gauss, cached = self.numpy[1:]
+        states = {
+            "python": torch.tensor([version, *words], dtype=torch.int64),
+            "python_gauss": torch.tensor(0.0 if gauss is None else gauss, dtype=torch.float64),
+            "numpy": torch.from_numpy(np.append(keys.astype(np.int64), [position, has_gauss])),
+            "numpy_gauss": torch.tensor(cached, dtype=torch.float64),
+            "torch": self.cpu,
+        }
+        return states if self.device is None else {**states, "device": self.device}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A model's local shards and buffers and the random state, at one moment."""
+
+    tensors: tuple[tuple[Tensor, Tensor], ...]
+    random: RandomState
+    device: torch.device
+
+    @classmethod
+    @torch.no_grad()
+    def take(cls, model: nn.Module, device: torch.device) -> Snapshot:
+        """Clone every local shard and buffer; peak extra memory is that of the model's shards."""
+        live = (*model.parameters(), *model.buffers())
+        return cls(tuple((tensor, local(tensor).clone()) for tensor in live), RandomState.now(device), device)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Bring everything back in place."""
+        for live, saved in self.tensors:
+            local(live).copy_(saved)
+        self.random.restore(self.device)
