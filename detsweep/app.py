@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,12 +17,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from detsweep import hydra_errors, schema
-#from detsweep.dispatch import dry_run, run_sweep
+from detsweep.dispatch import dry_run, run_trials
 from detsweep.paths import SweepPaths, conf_dir
 from detsweep.plan import Plan, make_plan
 
 Point = tuple[Sequence[str], Mapping[str, Any]]
 WRONG_CONFIGURATION = 2
+INTERRUPTED = 130
 
 
 class WrongConfiguration(Exception):
@@ -43,7 +45,31 @@ def main() -> int:
         _discard_empty(folder)
         dry_run(plan, SweepPaths(folder.absolute()))
         return 0
-    return run_sweep(plan, SweepPaths(folder.absolute()), arguments=sys.argv[1:])
+    return _run(plan, SweepPaths(folder.absolute()), sys.argv[1:])
+
+
+def _run(plan: Plan, sweep: SweepPaths, arguments: list[str]) -> int:
+    """Launch what has no result yet, then the matrix over all that the folder holds, failed cells included."""
+    if plan.repeated:
+        print(f"detsweep: {plan.repeated} of {plan.repeated + len(plan.cells)} cells are the same as another, left out")
+    try:
+        completed = run_trials(plan, sweep, arguments)
+    except BlockingIOError as error:
+        print(f"detsweep: {error}", file=sys.stderr)
+        return WRONG_CONFIGURATION
+    # pandas takes a third of a second to import: only once there is something to show.
+    from detsweep.analysis import exit_code, load, print_report, write_report
+
+    result = load(sweep.folder)
+    write_report(result)
+    print_report(result)
+    print(f"\nresults: {sweep.folder}")
+    if completed:
+        return exit_code(result)
+    folder = f"folder={plan.options['folder']}"
+    again = [word for word in arguments if not word.startswith("folder=")]
+    print(f"to go on: {shlex.join(['python', '-m', 'detsweep', *again, folder])}")
+    return INTERRUPTED
 
 
 def _plan(arguments: list[str]) -> Plan | None:

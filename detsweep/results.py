@@ -103,10 +103,14 @@ def _verdict(ranks: list[dict[str, Any]]) -> dict[str, Any]:
         "verdict": "invalid" if lost else "diverged" if diverged else "pass",
         "error": "not in force: " + "; ".join(lost) if lost else None,
         "diverged_ranks": diverged,
-        "first": min(firsts, key=lambda first: (first["step"], first["run"], first["seq"], first["rank"]), default=None),
+        "first": min(firsts, key=_when, default=None),
         "differs": dict(differs),
         "replays": max(rank["replays"] for rank in ranks),
-        "diverged_replays": max(rank["diverged_replays"] for rank in ranks),
+        "diverged_replays": len({(d["step"], d["run"]) for rank in ranks for d in rank["divergences"]}),
         "step_ms": max(rank["step_ms"] for rank in ranks),
         "plain_step_ms": max(rank["plain_step_ms"] for rank in ranks),
     }
+
+
+def _when(divergence: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    return divergence["step"], int(divergence["run"].removeprefix("r")), divergence["seq"], divergence["rank"]

@@ -81,9 +81,14 @@ def build(config: Mapping[str, Any], device: torch.device) -> RepeatedBlockModel
     Each parameter has a generator of its own, seeded by the cell's seed and its name: its values do not depend on
     how many blocks or experts the model has.
     """
-    with torch.device("meta"):
-        model = RepeatedBlockModel(config["model"], config["moe"])
-    model.to(DTYPES[config["dtype"]["param"]]).to_empty(device=device)
+    # On the device itself, not on `meta`: torch's own initialisation of meta tensors imports its compiler first.
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(DTYPES[config["dtype"]["param"]])
+    try:
+        with torch.device(device):
+            model = RepeatedBlockModel(config["model"], config["moe"])
+    finally:
+        torch.set_default_dtype(default)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):

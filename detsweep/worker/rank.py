@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 from collections import Counter
 from collections.abc import Mapping
@@ -35,6 +36,8 @@ def run_rank(spec: Mapping[str, Any], paths: TrialPaths, rank: int, progress: Pr
     replay = _prepare(config, rank, device, progress)
     lost = settings.lost(spec["settings"]["env"], spec["settings"]["torch"])
     write_json(paths.environment(rank), environment_report(rank, device))
+    gc.freeze()
+    gc.enable()
     replay.warm_up(config["warmup"])
     steps, comparisons, loss = [], [], float("nan")
     for step in replay.steps(config["steps"], config["runs"]):

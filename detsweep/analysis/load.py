@@ -1,0 +1,221 @@
+"""From a sweep's folder to tidy pandas frames. Reads only the disk: during a sweep, after a crash, in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from detsweep import results
+from detsweep.capture import read_streams
+from detsweep.paths import CellPaths, FileError, SweepPaths, TrialPaths, read_json
+from detsweep.validate import lookup
+
+NO_VERDICT = "none"
+MATRIX_VERDICTS = (*results.VERDICTS, NO_VERDICT)
+TRIAL_COLUMNS = (
+    "cell", "slug", "trial", "verdict", "mitigation", "fault", "diverged_ranks", "first_site", "first_block",
+    "first_name", "first_step", "first_run", "first_ranks", "cause", "replays", "diverged_replays", "error",
+    "error_ranks", "log", "log_tail", "step_ms", "plain_step_ms", "seconds", "folder",
+)  # fmt: skip
+DIVERGENCE_COLUMNS = (
+    "cell", "trial", "rank", "step", "run", "seq", "site", "block", "name", "kind", "cause", "fault",
+)  # fmt: skip
+RECORD_COLUMNS = (
+    "cell", "trial", "rank", "step", "run", "seq", "site", "block", "name", "dtype", "shape", "digest",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a sweep's folder holds.
+
+    `trials`: a row for each trial that the sweep asks for; `verdict` is `none` where it has no result yet. The
+    columns named in `axes` tell the cells apart, and stand first. `divergences`: a row for each rank, step and run
+    that differed from the first run.
+    """
+
+    folder: Path
+    trials: pd.DataFrame
+    divergences: pd.DataFrame
+    axes: tuple[str, ...]
+    positive_control: bool
+
+    def records(self, *, cell: str | None = None, trial: int | None = None, rank: int | None = None) -> pd.DataFrame:
+        """All records of the trials that match: a row for each fingerprint, `digest` in hexadecimal.
+
+        Raises FileError, naming the file, where records are missing or torn.
+        """
+        rows = [
+            (one, number, stream.rank, stream.step, stream.run, r.seq, r.site, r.block, r.name, r.dtype, r.shape,
+             f"{r.digest & (1 << 64) - 1:016x}")
+            for one, number, paths in _trial_folders(SweepPaths(self.folder))
+            if cell in (None, one) and trial in (None, number)
+            for path in sorted(paths.folder.glob("rank*.jsonl"))
+            if rank is None or path == paths.records(rank)
+            for stream in read_streams(path)
+            for r in stream.records
+        ]  # fmt: skip
+        return pd.DataFrame(rows, columns=list(RECORD_COLUMNS)).astype({"block": "Int64"})
+
+    def matrix(
+        self, *, rows: str | list[str] | None = None, columns: str | list[str] | None = None, value: str = "verdict"
+    ) -> pd.DataFrame:
+        """The wide table: see `detsweep.analysis.matrix.pivot`."""
+        from detsweep.analysis.matrix import pivot
+
+        return pivot(self, rows=rows, columns=columns, value=value)
+
+
+def load(folder: str | Path) -> Sweep:
+    """Read the folder of a sweep, finished or not.
+
+    Raises FileNotFoundError where the folder holds no sweep. A file that is missing, torn or of another schema makes
+    its trial an `error` that names it; all others are there.
+    """
+    sweep = SweepPaths(Path(folder).absolute())
+    cells, broken = _cells(sweep)
+    if not cells and not broken:
+        raise FileNotFoundError(f"{folder}: no sweep here (no cells/*/cell.json)")
+    axes = _axes(list(cells.values()))
+    trials: list[dict[str, Any]] = []
+    divergences: list[dict[str, Any]] = []
+    for paths, cell in cells.items():
+        described = _described(cell, axes)
+        for number, trial in _expected_trials(paths, cell):
+            result = results.read_result(trial) or {"verdict": NO_VERDICT}
+            trials.append({**described, **_trial_row(number, trial, result)})
+            for rank in result.get("ranks", ()):
+                divergences += [
+                    {"cell": cell["id"], "trial": number, "fault": described["fault"], **divergence}
+                    for divergence in rank["divergences"]
+                ]
+    trials += broken
+    return Sweep(
+        sweep.folder,
+        _trials_frame(trials, axes),
+        _frame(divergences, DIVERGENCE_COLUMNS, ("block",)),
+        axes,
+        any(cell["config"].get("positive_control", False) for cell in cells.values()),
+    )
+
+
+def _cells(sweep: SweepPaths) -> tuple[dict[CellPaths, dict[str, Any]], list[dict[str, Any]]]:
+    """Every cell of the sweep, and a row for each whose own file cannot be read."""
+    found: dict[CellPaths, dict[str, Any]] = {}
+    broken = []
+    for paths in sweep.all_cells():
+        try:
+            found[paths] = read_json(paths.cell)
+            _ = found[paths]["id"], found[paths]["config"], found[paths]["overrides"]
+        except (FileError, KeyError) as error:
+            found.pop(paths, None)
+            text = str(error) if isinstance(error, FileError) else f"{paths.cell} has no {error}"
+            broken.append(
+                {"cell": paths.folder.name.rpartition("-")[2], "slug": paths.folder.name, "trial": 0,
+                 "verdict": "error", "mitigation": "", "fault": "", "error": text, "folder": str(paths.folder)}
+            )  # fmt: skip
+    order = _order(sweep)
+    return dict(sorted(found.items(), key=lambda item: order.get(item[1]["id"], len(order)))), broken
+
+
+def _order(sweep: SweepPaths) -> dict[str, int]:
+    """The place of each cell in the sweep as it was asked for."""
+    try:
+        return {cell: place for place, cell in enumerate(read_json(sweep.sweep)["cells"])}
+    except (FileError, KeyError):
+        return {}
+
+
+def _trial_folders(sweep: SweepPaths) -> Iterator[tuple[str, int, TrialPaths]]:
+    for paths, cell in _cells(sweep)[0].items():
+        for number, trial in paths.trials():
+            yield cell["id"], number, trial
+
+
+def _expected_trials(paths: CellPaths, cell: Mapping[str, Any]) -> list[tuple[int, TrialPaths]]:
+    numbers = {number for number, _ in paths.trials()} | set(range(cell["config"]["trials"]))
+    return [(number, paths.trial(number)) for number in sorted(numbers)]
+
+
+def _axes(cells: list[dict[str, Any]]) -> tuple[str, ...]:
+    """The keys of the command line in which cells differ, in the order of the command line."""
+    keys = dict.fromkeys(key for cell in cells for key in cell["overrides"])
+    return tuple(key for key in keys if len({str(_value(cell["config"], key)) for cell in cells}) > 1)
+
+
+def _value(config: Mapping[str, Any], key: str) -> Any:
+    """A cell's value on an axis: of a group the option's name, of the mitigations all their names."""
+    if key == "mitigation":
+        return "+".join(sorted(config["mitigation"])) or "none"
+    try:
+        value = lookup(config, key)
+    except KeyError:
+        return ""
+    if isinstance(value, Mapping):
+        return value.get("name", value.get("kind", str(value)))
+    return value
+
+
+def _described(cell: Mapping[str, Any], axes: tuple[str, ...]) -> dict[str, Any]:
+    config = cell["config"]
+    return {
+        **{axis: _value(config, axis) for axis in axes},
+        "cell": cell["id"],
+        "slug": cell["slug"],
+        "mitigation": _value(config, "mitigation"),
+        "fault": config["fault"]["kind"],
+    }
+
+
+def _trial_row(number: int, trial: TrialPaths, result: Mapping[str, Any]) -> dict[str, Any]:
+    first = result.get("first") or {}
+    log = result.get("log")
+    return {
+        "trial": number,
+        "verdict": result["verdict"],
+        "diverged_ranks": tuple(result.get("diverged_ranks", ())),
+        "first_site": first.get("site"),
+        "first_block": first.get("block"),
+        "first_name": first.get("name"),
+        "first_step": first.get("step"),
+        "first_run": first.get("run"),
+        "first_ranks": _ranks_at(first, result),
+        "cause": first.get("cause"),
+        "replays": result.get("replays"),
+        "diverged_replays": result.get("diverged_replays"),
+        "error": result.get("error"),
+        "error_ranks": tuple(result.get("error_ranks", ())),
+        "log": str(trial.folder / log) if log else None,
+        "log_tail": "\n".join(result.get("log_tail", ())) or None,
+        "step_ms": result.get("step_ms"),
+        "plain_step_ms": result.get("plain_step_ms"),
+        "seconds": result.get("seconds"),
+        "folder": str(trial.folder),
+    }
+
+
+def _ranks_at(first: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[int, ...]:
+    """The ranks whose own first divergence is at the trial's first place: in that step and run, at that record."""
+    if not first:
+        return ()
+    place = ("step", "run", "seq", "site", "name")
+    return tuple(
+        rank["rank"]
+        for rank in result.get("ranks", ())
+        if any(all(divergence[key] == first[key] for key in place) for divergence in rank["divergences"])
+    )
+
+
+def _trials_frame(rows: list[dict[str, Any]], axes: tuple[str, ...]) -> pd.DataFrame:
+    integers = ("first_block", "first_step", "replays", "diverged_replays")
+    frame = _frame(rows, (*axes, *(column for column in TRIAL_COLUMNS if column not in axes)), integers)
+    frame["verdict"] = pd.Categorical(frame["verdict"], categories=MATRIX_VERDICTS, ordered=True)
+    return frame.astype({"step_ms": "Float64", "plain_step_ms": "Float64", "seconds": "Float64"})
+
+
+def _frame(rows: list[dict[str, Any]], columns: tuple[str, ...], integers: tuple[str, ...]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=list(columns)).astype(dict.fromkeys(integers, "Int64"))

@@ -1,0 +1,133 @@
+"""The divergence matrix: one row for each cell, or any pair of axes against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from detsweep.analysis.control import judge
+
+if TYPE_CHECKING:
+    from detsweep.analysis.load import Sweep
+
+VALID = ("pass", "diverged")
+"""Verdicts that say something about repeating; the others are counted, but not in the rate."""
+FAILED = ("error", "timeout", "invalid")
+CONFIDENCE = 0.95
+# The worst verdict of a cell's trials is the cell's: a divergence must not hide behind a pass, nor an error.
+WORST_FIRST = ("diverged", "error", "timeout", "invalid", "none", "pass", "unsupported")
+MATRIX_COLUMNS = (
+    "verdict", "fault", "mitigation", "diverged", "errors", "replays", "upper_bound", "first", "ranks",
+    "plain_step_ms", "step_ms",
+)  # fmt: skip
+
+
+def cell_table(sweep: Sweep) -> pd.DataFrame:
+    """One row for each cell, in the sweep's order.
+
+    Columns: the axes that vary; `verdict`, the worst of its trials; `fault` and `mitigation` where any cell has one;
+    `diverged` as "diverged/valid trials"; `errors`; `replays` as "diverged/compared replays"; `upper_bound`, below
+    which the rate per replay lies with 95% confidence when none diverged; `first` divergence and its `ranks`;
+    milliseconds of a step without and with observation (medians).
+    """
+    rows = [_cell_row(sweep, group) for _, group in sweep.trials.groupby("cell", sort=False, dropna=False)]
+    # The cell column names rows of a sweep without axes, and of a cell whose own file is broken.
+    table = pd.DataFrame(rows)
+    columns = [*(sweep.axes or ("slug",)), *(column for column in MATRIX_COLUMNS if column not in sweep.axes)]
+    for column in ("fault", "mitigation"):
+        if column not in sweep.axes and set(table[column]) <= {"none", ""}:
+            columns.remove(column)
+    if sweep.positive_control:
+        table["control"] = [judge(sweep, cell) for cell in table["cell"]]
+        columns.append("control")
+    return table[columns]
+
+
+def pivot(
+    sweep: Sweep, *, rows: str | list[str] | None = None, columns: str | list[str] | None = None, value: str = "verdict"
+) -> pd.DataFrame:
+    """Any column of the trials as a table of axes against axes; no row is dropped because a key is missing.
+
+    `rows` and `columns` default to the axes that vary, the last of them across. `verdict` shows the worst verdict of
+    the trials that meet in a field, `rate` is "diverged/valid", numbers are medians, other values are joined.
+    Raises KeyError, listing what there is, for a name that is not a column.
+    """
+    along = _names(rows) if rows is not None else list(sweep.axes[:-1] or sweep.axes)
+    across = _names(columns) if columns is not None else list(sweep.axes[-1:] if len(sweep.axes) > 1 else ())
+    known = [*sweep.trials.columns, "rate"]
+    for name in (*along, *across, value):
+        if name not in known:
+            raise KeyError(f"no column {name!r}; columns: {', '.join(map(str, known))}")
+    keys = [*along, *across]
+    if not keys:
+        return pd.DataFrame({value: [_field(sweep.trials, value)]})
+    table = sweep.trials.groupby(keys, sort=False, dropna=False, observed=True).apply(
+        lambda group: _field(group, value), include_groups=False
+    )
+    return table.unstack(across, sort=False) if across and along else table.to_frame(value)  # type: ignore[no-any-return]
+
+
+def worst(verdicts: Sequence[str]) -> str:
+    """The verdict that stands for several trials."""
+    return min(verdicts, key=WORST_FIRST.index)
+
+
+def upper_bound(replays: int) -> float:
+    """The rate below which a divergence lies with 95% confidence after `replays` clean ones: 1 - 0.05^(1/n).
+
+    The exact (Clopper-Pearson) one-sided bound for zero events; 1.0 for no replay at all.
+    """
+    return 1.0 if replays == 0 else float(1 - (1 - CONFIDENCE) ** (1 / replays))
+
+
+def _cell_row(sweep: Sweep, group: pd.DataFrame) -> dict[str, Any]:
+    verdicts = [str(verdict) for verdict in group["verdict"]]
+    valid = sum(verdict in VALID for verdict in verdicts)
+    replays, diverged_replays = int(group["replays"].sum()), int(group["diverged_replays"].sum())
+    diverged = group[group["verdict"] == "diverged"]
+    row: dict[str, Any] = {name: group[name].iloc[0] for name in ("cell", "slug", "fault", "mitigation", *sweep.axes)}
+    return {
+        **row,
+        "verdict": worst(verdicts),
+        "diverged": f"{len(diverged)}/{valid}",
+        "errors": sum(verdict in FAILED for verdict in verdicts),
+        "replays": f"{diverged_replays}/{replays}",
+        "upper_bound": upper_bound(replays) if replays and not diverged_replays else None,
+        "first": describe_first(diverged.iloc[0]) if len(diverged) else "",
+        "ranks": _rank_list(diverged.iloc[0]["first_ranks"]) if len(diverged) else "",
+        "plain_step_ms": group["plain_step_ms"].median(),
+        "step_ms": group["step_ms"].median(),
+    }
+
+
+def describe_first(trial: pd.Series[Any]) -> str:
+    """Where a trial first diverged, as a few words: site, block, name, step and run."""
+    site, block, name = trial["first_site"], trial["first_block"], trial["first_name"]
+    if site in ("block_pre", "block_post"):
+        place = f"{site} of block {block}"
+    else:
+        place = str(site) if name == site else f"{site} {name}"
+    return f"{place}, step {trial['first_step']} {trial['first_run']}"
+
+
+def _rank_list(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def _field(group: pd.DataFrame, value: str) -> Any:
+    verdicts = [str(verdict) for verdict in group["verdict"]]
+    special: dict[str, Callable[[], Any]] = {
+        "verdict": lambda: worst(verdicts),
+        "rate": lambda: f"{verdicts.count('diverged')}/{sum(verdict in VALID for verdict in verdicts)}",
+    }
+    if value in special:
+        return special[value]()
+    if pd.api.types.is_numeric_dtype(group[value]):
+        return group[value].median()
+    return ", ".join(dict.fromkeys(str(item) for item in group[value] if item is not None and item == item))
+
+
+def _names(names: str | list[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)

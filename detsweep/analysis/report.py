@@ -1,0 +1,162 @@
+"""The matrix for people: on the terminal, as Markdown and as CSV, with what it does and does not say in words."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from detsweep.analysis.control import GOOD
+from detsweep.analysis.matrix import FAILED, cell_table, upper_bound
+from detsweep.paths import SweepPaths, write_text
+
+if TYPE_CHECKING:
+    from detsweep.analysis.load import Sweep
+
+# Headers break where a terminal would otherwise need more than 100 columns; Markdown joins the lines again.
+HEADERS = {
+    "diverged": "diverged\n/valid",
+    "replays": "replays\ndiverged",
+    "upper_bound": "95%\nbound",
+    "first": "first\ndivergence",
+    "ranks": "on\nranks",
+    "plain_step_ms": "step\nms",
+    "step_ms": "observed\nms",
+    "slug": "cell",
+}
+# A sign before the word, so that a verdict does not hang on colour alone.
+MARKS = {
+    "pass": "✓ pass",
+    "diverged": "✗ diverged",
+    "error": "! error",
+    "timeout": "! timeout",
+    "invalid": "! invalid",
+    "unsupported": "- unsupported",
+    "none": "? none yet",
+}
+STYLES = {"pass": "green", "diverged": "bold red", "unsupported": "dim", "none": "dim"}
+
+
+def write_report(sweep: Sweep) -> None:
+    """Write matrix.md and matrix.csv into the sweep's folder."""
+    paths = SweepPaths(sweep.folder)
+    table = cell_table(sweep)
+    write_text(paths.matrix_csv, table.to_csv(index=False, float_format="%.6g"))
+    write_text(paths.matrix_md, "\n".join(markdown(sweep, table)) + "\n")
+
+
+def print_report(sweep: Sweep, console: Console | None = None) -> None:
+    """Print the matrix, every failure with the end of its log, and the summary."""
+    # A pipe or a file has no width to fit into; folding there would break the rows.
+    console = console or Console(highlight=False, width=None if sys.stdout.isatty() else 400)
+    table = cell_table(sweep)
+    view = Table(box=None, pad_edge=False, header_style="bold")
+    shown = _readable(table)
+    for column in list(shown.columns):
+        if (shown[column] == "").all():
+            del shown[column]
+            continue
+        right, wide = column.endswith("\nms"), column == HEADERS["first"]
+        view.add_column(escape(column), justify="right" if right else "left", overflow="fold", no_wrap=not wide)
+    for verdict, (_, row) in zip(table["verdict"], shown.iterrows(), strict=True):
+        view.add_row(*(escape(str(item)) for item in row), style=STYLES.get(verdict, "yellow"))
+    console.print(view)
+    for line in [*failures(sweep), *summary(sweep)]:
+        console.print(escape(line), soft_wrap=True)
+
+
+def markdown(sweep: Sweep, table: pd.DataFrame) -> Iterator[str]:
+    """The lines of matrix.md."""
+    shown = _readable(table)
+    yield f"# Divergence matrix: {sweep.folder.name}"
+    yield ""
+    yield "| " + " | ".join(column.replace("\n", " ") for column in shown.columns) + " |"
+    yield "| " + " | ".join("---" for _ in shown.columns) + " |"
+    for _, row in shown.iterrows():
+        yield "| " + " | ".join(str(item).replace("|", "\\|") for item in row) + " |"
+    yield ""
+    for line in summary(sweep):
+        yield f"- {line}"
+    failed = list(failures(sweep))
+    if failed:
+        yield from ("", "## Failures", "", "```", *failed, "```")
+
+
+def failures(sweep: Sweep) -> Iterator[str]:
+    """Each trial without a verdict about repeating: what failed, on which rank, and the last lines of its log."""
+    for _, trial in sweep.trials.iterrows():
+        if trial["verdict"] not in (*FAILED, "unsupported"):
+            continue
+        yield f"{trial['slug']} trial {trial['trial']}: {trial['verdict']}: {trial['error']}"
+        if isinstance(trial["log"], str):
+            yield f"  {_relative(trial['log'])}"
+        if isinstance(trial["log_tail"], str):
+            yield from (f"  | {line}" for line in trial["log_tail"].splitlines())
+
+
+def summary(sweep: Sweep) -> list[str]:
+    """What the sweep says, and what it cannot say."""
+    verdicts = sweep.trials["verdict"].astype(str)
+    counts = {verdict: int((verdicts == verdict).sum()) for verdict in MARKS}
+    said = ", ".join(f"{count} {verdict if verdict != 'none' else 'not reached'}" for verdict, count in counts.items()
+                     if count)  # fmt: skip
+    lines = [f"{len(sweep.trials)} trials of {sweep.trials['cell'].nunique()} cells: {said}"]
+    clean = sweep.trials[verdicts == "pass"]
+    if len(clean) and not counts["diverged"]:
+        replays = int(clean["replays"].sum())
+        lines.append(
+            f"0 of {replays} replays diverged: if all cells share one rate, it is below "
+            f"{upper_bound(replays):.1%} per replay (95% confidence)"
+        )
+    faults = sorted(set(sweep.trials["fault"]) - {"none", ""})
+    if faults:
+        lines.append(f"faults were put in on purpose ({', '.join(faults)}): those rows are not findings")
+    baseline = sweep.trials[(sweep.trials["mitigation"] == "none") & (sweep.trials["fault"] == "none")]
+    if sweep.trials["mitigation"].nunique() > 1 and len(baseline) and not (baseline["verdict"] == "diverged").any():
+        lines.append("without mitigations nothing diverged: this sweep says nothing about what they cure")
+    if sweep.positive_control:
+        judged = list(cell_table(sweep)["control"])
+        good = sum(word in GOOD for word in judged)
+        lines.append(f"positive control: {good} of {len(judged)} cells as they should be")
+    return lines
+
+
+def exit_code(sweep: Sweep) -> int:
+    """0 every cell passed; 1 something diverged; 3 nothing diverged but a cell has an error or no verdict.
+
+    Unsupported cells do not count. Of a positive control: 0 when every cell is as it should be, else 1, or 3 where
+    a cell has no verdict.
+    """
+    if sweep.positive_control:
+        judged = set(cell_table(sweep)["control"])
+        return 0 if judged <= set(GOOD) else 3 if judged <= {*GOOD, "no verdict"} else 1
+    verdicts = set(map(str, sweep.trials["verdict"])) - {"unsupported"}
+    if "diverged" in verdicts:
+        return 1
+    return 0 if verdicts <= {"pass"} else 3
+
+
+def _readable(table: pd.DataFrame) -> pd.DataFrame:
+    shown = table.copy()
+    for column in shown.columns:
+        if column == "upper_bound":
+            shown[column] = [_format(value, "< {:.1%}") for value in shown[column]]
+        elif column.endswith("_ms"):
+            shown[column] = [_format(value, "{:.1f}") for value in shown[column]]
+    shown["verdict"] = [MARKS[verdict] for verdict in shown["verdict"]]
+    return shown.rename(columns=HEADERS)
+
+
+def _format(value: Any, template: str) -> str:
+    return "" if pd.isna(value) else template.format(float(value))
+
+
+def _relative(path: str) -> str:
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path

@@ -1,0 +1,4 @@
+"""The driver's side of launching trials; imports no torch."""
+
+from detsweep.dispatch.loop import dry_run as dry_run
+from detsweep.dispatch.loop import run_trials as run_trials

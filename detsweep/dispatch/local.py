@@ -1,0 +1,75 @@
+"""`launch=local`: a bounded pool over submitit's LocalExecutor, which itself has no queue and no idea of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import submitit
+
+from detsweep.dispatch.torchrun import Launch, run_trial
+from detsweep.paths import SweepPaths, TrialPaths
+from detsweep.plan import Cell
+
+# submitit's own limit is a second line of defence: it signals its task half a minute before, so it must come later.
+_SUBMITIT_MARGIN_MIN = 5.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One launch of one cell that is to be made."""
+
+    cell: Cell
+    number: int
+    paths: TrialPaths
+
+
+@dataclass(frozen=True)
+class _Running:
+    trial: Trial
+    slot: int
+    job: submitit.Job[str | None]
+
+
+class LocalPool:
+    """At most `slots` trials at a time; each slot has GPUs of its own, `gpus` being split evenly among them."""
+
+    def __init__(self, sweep: SweepPaths, *, slots: int, gpus: Sequence[str]) -> None:
+        self._sweep = sweep
+        share = len(gpus) // slots
+        self._gpus = [tuple(gpus[slot * share : (slot + 1) * share]) for slot in range(slots)]
+        self._free = list(range(slots))
+        self._running: list[_Running] = []
+        self._ending: list[submitit.Job[str | None]] = []
+
+    @property
+    def has_room(self) -> bool:
+        return bool(self._free)
+
+    @property
+    def running(self) -> list[Trial]:
+        return [item.trial for item in self._running]
+
+    def start(self, trial: Trial) -> None:
+        """Submit a trial into a free slot."""
+        slot = self._free.pop(0)
+        config = trial.cell.config
+        timeout = float(config["launch"]["timeout_min"])
+        gpus = self._gpus[slot][: trial.cell.world_size] if config["device"] == "cuda" else ()
+        executor = submitit.LocalExecutor(self._sweep.jobs)
+        executor.update_parameters(
+            timeout_min=timeout + _SUBMITIT_MARGIN_MIN, tasks_per_node=1, signal_delay_s=30, stderr_to_stdout=True
+        )
+        launch = Launch(str(trial.paths.folder), str(self._sweep.folder), timeout, gpus)
+        self._running.append(_Running(trial, slot, executor.submit(run_trial, launch)))
+
+    def finished(self) -> list[Trial]:
+        """The trials that have ended since the last call: those that left a result, and those whose job is over.
+
+        A result is written when no process of its trial is left; what submitit still does after that costs no slot.
+        """
+        done = [item for item in self._running if item.trial.paths.result.exists() or item.job.done()]
+        self._running = [item for item in self._running if item not in done]
+        self._free = sorted(self._free + [item.slot for item in done])
+        self._ending = [job for job in (*self._ending, *(item.job for item in done)) if not job.done()]
+        return [item.trial for item in done]

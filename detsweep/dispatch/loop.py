@@ -1,0 +1,210 @@
+"""The sweep: every trial that has no result yet is launched, a failed one costs no other, and a stop leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from detsweep import environment, results
+from detsweep.capture import SCHEMA
+from detsweep.dispatch import locks
+from detsweep.dispatch.local import LocalPool, Trial
+from detsweep.dispatch.progress import Progress
+from detsweep.dispatch.provenance import open_session
+from detsweep.dispatch.torchrun import environment_of, torchrun_arguments
+from detsweep.failures import tail
+from detsweep.paths import FileError, SweepPaths, TrialPaths, read_json, write_json
+from detsweep.plan import Plan
+
+POLL_S = 0.05
+STOP_LIMIT_S = 60.0
+BUSY = 2
+
+
+class Stop:
+    """Set by the first INT, TERM or HUP; a second one is `impatient`: trials are then killed, not asked."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.impatient = False
+
+    def __call__(self, _: int, __: FrameType | None) -> None:
+        self.impatient = self.requested
+        self.requested = True
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[Stop]:
+    """Turn INT, TERM and HUP into a request while the sweep runs."""
+    stop = Stop()
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def dry_run(plan: Plan, sweep: SweepPaths) -> None:
+    """Print every cell and the exact command of its first trial; start nothing, write nothing."""
+    print(f"{len(plan.cells)} cells, {sum(cell.trials for cell in plan.cells)} trials, into {sweep.folder}")
+    for number, cell in enumerate(plan.cells, start=1):
+        paths = sweep.cell(cell.slug, cell.id)
+        print(f"\n[{number}/{len(plan.cells)}] {cell.label}  (id {cell.id}, {cell.trials} trial(s))")
+        if cell.unsupported:
+            print(f"  unsupported: {cell.unsupported}")
+            continue
+        spec, trial = cell.spec(0), paths.trial(0)
+        child = environment_of(spec, os.environ, environment.visible_gpus() if cell.config["device"] == "cuda" else ())
+        shown = {**spec["settings"]["env"], "OMP_NUM_THREADS": child.variables.get("OMP_NUM_THREADS")}
+        words = ["env"]
+        for name, value in sorted(shown.items()):
+            words += ["-u", name] if value is None else [f"{name}={value}"]
+        print("  " + shlex.join([*words, "torchrun", *torchrun_arguments(spec, trial)]))
+        if child.removed:
+            print(f"  taken from the environment: {' '.join(f'{k}={v}' for k, v in child.removed.items())}")
+
+
+def run_trials(plan: Plan, sweep: SweepPaths, arguments: Sequence[str]) -> bool:
+    """Launch every trial of the plan that has no settled result; False when a signal stopped the sweep.
+
+    Raises BlockingIOError when another driver works on this folder.
+    """
+    lock = locks.DriverLock(sweep.driver_lock)
+    _take_over(lock, sweep)
+    with stop_on_signals() as stop:
+        try:
+            open_session(sweep, plan, arguments)
+            queue = deque(_outstanding(plan, sweep))
+            with Progress(total=sum(cell.trials for cell in plan.cells), left=len(queue)) as progress:
+                _drain(queue, plan, sweep, progress, stop)
+        finally:
+            lock.release()
+            _wait_for_the_last(sweep, stop)
+    if not stop.requested:
+        _clear_jobs(sweep)
+    return not stop.requested
+
+
+def _take_over(lock: locks.DriverLock, sweep: SweepPaths) -> None:
+    if not lock.acquire():
+        raise BlockingIOError(f"another detsweep works on {sweep.folder}")
+    if locks.wait_for_trials(sweep.trials_lock, 0.0):
+        return
+    # Trials of a driver that died are ending; they can only see that it died while nobody has its lock.
+    lock.release()
+    print("detsweep: waiting for trials of an earlier command to end", file=sys.stderr)
+    if not locks.wait_for_trials(sweep.trials_lock, STOP_LIMIT_S) or not lock.acquire():
+        raise BlockingIOError(f"trials of another detsweep still run in {sweep.folder}")
+
+
+def _outstanding(plan: Plan, sweep: SweepPaths) -> list[Trial]:
+    """Write every cell, set aside what is to be done again, and return what is to be launched, in order."""
+    rerun = str(plan.options["launch"]["rerun"])
+    trials = []
+    for cell in plan.cells:
+        paths = sweep.cell(cell.slug, cell.id)
+        write_json(paths.cell, cell.to_json())
+        for number in range(cell.trials):
+            trial = paths.trial(number)
+            result = results.read_result(trial)
+            if result is not None and not _again(result, rerun, unsupported=cell.unsupported is not None):
+                continue
+            paths.set_aside(number)
+            spec = cell.spec(number)
+            write_json(trial.spec, spec)
+            if cell.unsupported is not None:
+                write_json(trial.result, results.unsupported(spec, cell.unsupported))
+            else:
+                trials.append(Trial(cell, number, trial))
+    return trials
+
+
+def _again(result: Mapping[str, Any], rerun: str, *, unsupported: bool) -> bool:
+    if (result["verdict"] == "unsupported") != unsupported:
+        return True
+    if rerun == "errors":
+        return result["verdict"] not in results.SETTLED
+    return rerun == "all" and not unsupported
+
+
+def _drain(queue: deque[Trial], plan: Plan, sweep: SweepPaths, progress: Progress, stop: Stop) -> None:
+    launch = plan.options["launch"]
+    slots = min(int(launch["max_parallel"]), len(queue)) or 1
+    pool = LocalPool(sweep, slots=slots, gpus=environment.visible_gpus())
+    while (queue or pool.running) and not stop.requested:
+        while queue and pool.has_room:
+            trial = queue.popleft()
+            progress.started(trial)
+            pool.start(trial)
+        for trial in pool.finished():
+            result = results.read_result(trial.paths) or _lost(trial, sweep)
+            progress.finished(trial, result)
+            if launch["fail_fast"] and result["verdict"] != "pass":
+                progress.note("launch.fail_fast=true: no further trial is started")
+                return
+        time.sleep(POLL_S)
+
+
+def _lost(trial: Trial, sweep: SweepPaths) -> dict[str, Any]:
+    """The result of a trial whose own process ended without writing one: killed from outside, or broken."""
+    try:
+        job = read_json(trial.paths.job)
+    except FileError:
+        job = {}
+    logs = sorted(sweep.jobs.glob(f"{job.get('job_id', '*')}_0_log.out"), key=lambda path: path.stat().st_mtime)
+    lines = tail(logs[-1]) if logs else ()
+    result = {
+        "schema": SCHEMA,
+        "cell": trial.cell.id,
+        "trial": trial.number,
+        "verdict": "error",
+        "error": "the trial's launcher process ended without a result (killed from outside?)",
+        "error_ranks": [],
+        "log": str(logs[-1]) if logs else "",
+        "log_tail": list(lines),
+    }
+    write_json(trial.paths.result, result)
+    return result
+
+
+def _wait_for_the_last(sweep: SweepPaths, stop: Stop) -> None:
+    """Return when no process of any trial is left; after a second signal they are killed."""
+    if locks.wait_for_trials(sweep.trials_lock, 0.0 if stop.requested else 1.0):
+        return
+    print("detsweep: ending the running trials", file=sys.stderr)
+    deadline = time.monotonic() + STOP_LIMIT_S
+    while not locks.wait_for_trials(sweep.trials_lock, 0.2):
+        if stop.impatient or time.monotonic() > deadline:
+            _kill_agents(sweep)
+            stop.impatient = False
+            deadline = time.monotonic() + STOP_LIMIT_S
+
+
+def _kill_agents(sweep: SweepPaths) -> None:
+    for cell in sweep.all_cells():
+        for _, trial in cell.trials():
+            _kill_agent(trial)
+
+
+def _kill_agent(trial: TrialPaths) -> None:
+    try:
+        job = read_json(trial.job)
+        if job["state"] == "running":
+            os.kill(int(job["agent_pid"]), signal.SIGKILL)
+    except (FileError, KeyError, ProcessLookupError):
+        return
+
+
+def _clear_jobs(sweep: SweepPaths) -> None:
+    for pattern in ("*.pkl", "*.out", "*.sh"):
+        for path in sweep.jobs.glob(pattern):
+            path.unlink(missing_ok=True)

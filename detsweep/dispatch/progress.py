@@ -1,0 +1,81 @@
+"""Live progress: a bar on a terminal, plain lines elsewhere; one line for every trial that ends."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from detsweep.dispatch.local import Trial
+
+STYLES = {"pass": "green", "diverged": "bold red", "unsupported": "dim"}
+
+
+class Progress:
+    """Counts trials of a sweep; `left` of `total` are still to be launched."""
+
+    def __init__(self, *, total: int, left: int) -> None:
+        self._console = Console(soft_wrap=True, highlight=False)
+        self._total = total
+        self._done = total - left
+        self._left = left
+        self._started: dict[str, float] = {}
+        self._durations: list[float] = []
+        self._width = 1
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("trials", total=total, completed=self._done)
+
+    def __enter__(self) -> Progress:
+        if self._done:
+            self.note(f"{self._done} of {self._total} trials have a result already")
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def started(self, trial: Trial) -> None:
+        """A trial was submitted."""
+        self._started[str(trial.paths.folder)] = time.monotonic()
+        self._width = max(self._width, len(self._started))
+        self._bar.update(self._task, description=escape(trial.cell.label))
+
+    def finished(self, trial: Trial, result: Mapping[str, Any]) -> None:
+        """A trial ended: print which, its verdict, how long it took and about how long the rest will."""
+        seconds = time.monotonic() - self._started.pop(str(trial.paths.folder))
+        self._durations.append(seconds)
+        self._done += 1
+        self._left -= 1
+        verdict = str(result["verdict"])
+        number = f" trial {trial.number}" if trial.cell.trials > 1 else ""
+        line = (
+            f"[{self._done}/{self._total}] {escape(trial.cell.label)}{number}: "
+            f"[{STYLES.get(verdict, 'yellow')}]{verdict}[/] in {seconds:.1f} s"
+        )
+        if self._left:
+            line += f", about {statistics.mean(self._durations) * self._left / self._width:.0f} s left"
+        if result.get("error"):
+            line += f"\n    {escape(str(result['error']))}"
+        self._console.print(line)
+        self._bar.update(self._task, completed=self._done)
+
+    def note(self, text: str) -> None:
+        """Print a line."""
+        self._console.print(escape(text))

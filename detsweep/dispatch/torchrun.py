@@ -1,0 +1,180 @@
+"""One trial: torchrun as a child process in an environment of its own, ended in order whatever happens around it.
+
+This runs inside the submitit task and imports neither torch nor Hydra.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from detsweep import results
+from detsweep.dispatch import locks
+from detsweep.environment import ChildEnvironment, child_environment
+from detsweep.failures import position
+from detsweep.orphans import PARENT_VARIABLE
+from detsweep.paths import SweepPaths, TrialPaths, read_json, write_json
+
+POLL_S = 0.02
+TERM_GRACE_S = 15.0
+STACKS_S = 0.5
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How one trial is launched: its folder, its sweep's, the time limit, and the GPUs that are its own."""
+
+    trial: str
+    sweep: str
+    timeout_min: float
+    gpus: tuple[str, ...]
+
+
+def torchrun_arguments(spec: Mapping[str, Any], trial: TrialPaths) -> list[str]:
+    """torchrun's arguments for a trial on one node. A restart would hide a failure, so there is none."""
+    world = spec["config"]["world"]
+    return [
+        "--standalone",
+        "--local-addr=127.0.0.1",
+        "--nnodes=1",
+        f"--nproc-per-node={world['nproc_per_node']}",
+        "--max-restarts=0",
+        "-m",
+        "detsweep.worker",
+        str(trial.folder),
+    ]
+
+
+def environment_of(spec: Mapping[str, Any], base: Mapping[str, str], gpus: Sequence[str]) -> ChildEnvironment:
+    """The environment of a trial's processes, made from the shell's."""
+    config = spec["config"]
+    child = child_environment(
+        base, spec["settings"]["env"], keep=config["keep_env"], threads=config["world"]["threads_per_rank"]
+    )
+    child.variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    return child
+
+
+def run_trial(launch: Launch) -> str | None:
+    """Run one trial to its end and write its result; returns its verdict, None when the sweep was stopped."""
+    trial, sweep = TrialPaths(Path(launch.trial)), SweepPaths(Path(launch.sweep))
+    spec = read_json(trial.spec)
+    child = environment_of(spec, os.environ, launch.gpus)
+    command = [sys.executable, "-m", "detsweep.dispatch.agent", str(trial.exits), *torchrun_arguments(spec, trial)]
+    job: dict[str, Any] = {
+        "job_id": os.environ.get("SUBMITIT_LOCAL_JOB_ID"),
+        "host": os.uname().nodename,
+        "task_pid": os.getpid(),
+        "command": command,
+        "environment_set": dict(spec["settings"]["env"]),
+        "environment_removed": child.removed,
+        "gpus": list(launch.gpus),
+        "started": time.time(),
+    }
+    trial.logs.mkdir(parents=True, exist_ok=True)
+    lock = locks.hold_trial(sweep.trials_lock)
+    stopped = _stop_on_signals()
+    agent = _start(command, child.variables, trial.launcher_log, lock)
+    write_json(trial.job, {**job, "state": "running", "agent_pid": agent.pid})
+    started = time.monotonic()
+    end = _Ending(agent, trial, spec, stopped, locks.watch_driver(sweep.driver_lock))
+    timed_out = end.wait(launch.timeout_min * 60)
+    result = None
+    if not end.stopped:
+        limit = launch.timeout_min if timed_out else None
+        seconds = time.monotonic() - started
+        result = results.merge(trial, spec, returncode=agent.wait(), timeout_min=limit, seconds=seconds)
+    for rank in range(int(spec["world_size"])):
+        trial.progress(rank).unlink(missing_ok=True)
+    write_json(trial.job, {**job, "state": "stopped" if end.stopped else "done", "ended": time.time()})
+    if result is None:
+        return None
+    # Last of all: as soon as it is there, the driver gives this trial's slot and GPUs to the next.
+    write_json(trial.result, result)
+    return str(result["verdict"])
+
+
+class _Ending:
+    """Waits for a trial's end: its own, its time limit, a signal, or the death of its driver."""
+
+    def __init__(
+        self,
+        agent: subprocess.Popen[bytes],
+        trial: TrialPaths,
+        spec: Mapping[str, Any],
+        signalled: threading.Event,
+        driver_gone: threading.Event,
+    ) -> None:
+        self._agent = agent
+        self._trial = trial
+        self._world_size = int(spec["world_size"])
+        self._reasons = (signalled, driver_gone)
+        self.stopped = False
+
+    def wait(self, limit_s: float) -> bool:
+        """Return when no process of the trial is left; True when the time limit ended it."""
+        deadline = time.monotonic() + limit_s
+        while self._agent.poll() is None:
+            if any(reason.is_set() for reason in self._reasons):
+                self.stopped = True
+                self._terminate()
+            elif time.monotonic() > deadline:
+                self._ask_for_stacks()
+                self._terminate()
+                return True
+            time.sleep(POLL_S)
+        return False
+
+    def _ask_for_stacks(self) -> None:
+        for rank in range(self._world_size):
+            place = position(self._trial.progress(rank))
+            if place is not None:
+                try:
+                    os.kill(place.pid, signal.SIGUSR1)
+                except ProcessLookupError:
+                    continue
+        time.sleep(STACKS_S)
+
+    def _terminate(self) -> None:
+        # torchrun ends its ranks on TERM; if it cannot, they die with it (see orphans.die_with_parent).
+        self._agent.terminate()
+        try:
+            self._agent.wait(TERM_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._agent.kill()
+            self._agent.wait()
+
+
+def _start(command: list[str], variables: Mapping[str, str], log: Path, lock: int) -> subprocess.Popen[bytes]:
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            env={**variables, PARENT_VARIABLE: str(os.getpid())},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # A session of its own keeps the terminal's Ctrl-C, and a scheduler's signals to the task, away from it.
+            start_new_session=True,
+            pass_fds=(lock,),
+        )
+
+
+def _stop_on_signals() -> threading.Event:
+    """An event set by INT, TERM or HUP. It takes the place of submitit's own handlers, which ignore TERM."""
+    stop = threading.Event()
+
+    def handle(_: int, __: FrameType | None) -> None:
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, handle)
+    return stop
