@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from detsweep.analysis import Sweep as Sweep
-    from detsweep.analysis import load as load
+    from detsweep.analysis import Sweep, load
 
 __version__ = "0.1.0"
 __all__ = ["Sweep", "__version__", "load"]

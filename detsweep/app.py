@@ -26,7 +26,7 @@ WRONG_CONFIGURATION = 2
 INTERRUPTED = 130
 
 
-class WrongConfiguration(Exception):
+class ConfigurationError(Exception):
     """The user asked for something that cannot be run; the message is for them."""
 
 
@@ -34,7 +34,7 @@ def main() -> int:
     """Plan, dispatch and aggregate what the command line asks for; returns the process's exit code."""
     try:
         plan = _plan(sys.argv[1:])
-    except WrongConfiguration as error:
+    except ConfigurationError as error:
         for line in str(error).splitlines():
             print(f"detsweep: {line}", file=sys.stderr)
         return WRONG_CONFIGURATION
@@ -75,14 +75,14 @@ def _run(plan: Plan, sweep: SweepPaths, arguments: list[str]) -> int:
 def _plan(arguments: list[str]) -> Plan | None:
     """The cells, or None where Hydra only printed something (--help, --cfg, ...)."""
     if refused := hydra_errors.refuse_plugins(arguments):
-        raise WrongConfiguration(refused)
+        raise ConfigurationError(refused)
     points = _compose()
     if not points:
         return None
     plan = make_plan(points)
     if plan.problems:
         _discard_empty(Path(str(plan.options["folder"])))
-        raise WrongConfiguration("\n".join(plan.problems))
+        raise ConfigurationError("\n".join(plan.problems))
     return plan
 
 
@@ -95,7 +95,7 @@ def _compose() -> list[Point]:
         own = HydraConfig.get()
         for group in ("hydra/launcher", "hydra/sweeper"):
             if own.runtime.choices[group] != "basic":
-                raise WrongConfiguration(hydra_errors.plugin_line(group, own.runtime.choices[group]))
+                raise ConfigurationError(hydra_errors.plugin_line(group, own.runtime.choices[group]))
         resolved = OmegaConf.to_container(config, resolve=True)
         assert isinstance(resolved, dict)
         # Both follow `folder`, unless the command line sets Hydra's own key.
@@ -110,7 +110,7 @@ def _compose() -> list[Point]:
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         if asked == "1":
             raise
-        raise WrongConfiguration(hydra_errors.one_line(error)) from error
+        raise ConfigurationError(hydra_errors.one_line(error)) from error
     finally:
         if asked is None:
             del os.environ["HYDRA_FULL_ERROR"]

@@ -1,4 +1,4 @@
-"""Who failed first, and how: exit codes, results, progress and logs of all ranks as one line and the log's last lines."""
+"""Who failed first, and how: exit codes, results, progress and logs of all ranks as one line and a log's end."""
 
 from __future__ import annotations
 

@@ -42,10 +42,10 @@ def xxh3(tensor: Tensor) -> int:
     if own.device.type != "cpu":
         raise TypeError(f"xxh3 reads host memory, the tensor is on {own.device}")
     if own.is_contiguous():
-        return xxhash.xxh3_64_intdigest(_bytes(own).numpy())
+        return xxhash.xxh3_64_intdigest(_bytes(own).numpy().data)
     digest = xxhash.xxh3_64()
     for piece in _pieces(own):
-        digest.update(_bytes(piece).numpy())
+        digest.update(_bytes(piece).numpy().data)
     return digest.intdigest()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from hydra.errors import MissingConfigException
 
@@ -56,7 +57,7 @@ def _article(kind: str) -> str:
     return {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}.get(kind, kind)
 
 
-def _missing_option(name: str, options: list[str] | None) -> str:
+def _missing_option(name: str, options: Sequence[str] | None) -> str:
     group, _, option = name.rpartition("/")
     known = options or sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
     if not group or not known:

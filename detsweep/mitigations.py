@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 DETERMINISTIC_ALGORITHMS = ("off", "warn", "strict")
@@ -84,7 +85,7 @@ def _check_switch(name: str, value: Any, source: str) -> None:
 def _check_aliases(env: Mapping[str, tuple[str | None, str]]) -> None:
     for group in ALIASES:
         named = [(name, *env[name]) for name in sorted(group & env.keys())]
-        for (one, value, source), (other, other_value, other_source) in zip(named, named[1:], strict=False):
+        for (one, value, source), (other, other_value, other_source) in pairwise(named):
             if value != other_value:
                 raise ValueError(
                     f"{one}={_text(value)} ({source}) and {other}={_text(other_value)} ({other_source}) "

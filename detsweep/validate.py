@@ -170,5 +170,3 @@ def _checksum(config: Mapping[str, Any]) -> Iterator[str]:
         yield "checksum=xxh3: reads host memory and would stop the device at every site; use auto, mixed or bitsum"
     if config["checksum_mode"] == "global" and config["observe"]["name"] == "off":
         yield "checksum_mode=global: needs the logits' fingerprint, which observe=off does not take; use observe=block"
-
-

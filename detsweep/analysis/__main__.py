@@ -1,4 +1,4 @@
-"""`python -m detsweep.analysis <folder>`: print the matrix of a sweep, finished or not, and write it into its folder."""
+"""`python -m detsweep.analysis <folder>`: print the matrix of a sweep, finished or not, and write it there."""
 
 from __future__ import annotations
 

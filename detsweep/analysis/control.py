@@ -10,7 +10,7 @@ from detsweep.paths import SweepPaths, read_json
 if TYPE_CHECKING:
     import pandas as pd
 
-    from detsweep.analysis.load import Sweep
+    from detsweep.analysis.frames import Sweep
 
 GOOD = ("clean", "found in place")
 

@@ -10,7 +10,7 @@ import pandas as pd
 from detsweep.analysis.control import judge
 
 if TYPE_CHECKING:
-    from detsweep.analysis.load import Sweep
+    from detsweep.analysis.frames import Sweep
 
 VALID = ("pass", "diverged")
 """Verdicts that say something about repeating; the others are counted, but not in the rate."""
@@ -42,7 +42,8 @@ def cell_table(sweep: Sweep) -> pd.DataFrame:
     if sweep.positive_control:
         table["control"] = [judge(sweep, cell) for cell in table["cell"]]
         columns.append("control")
-    return table[columns]
+    shown: pd.DataFrame = table[columns]
+    return shown
 
 
 def pivot(
@@ -62,11 +63,18 @@ def pivot(
             raise KeyError(f"no column {name!r}; columns: {', '.join(map(str, known))}")
     keys = [*along, *across]
     if not keys:
-        return pd.DataFrame({value: [_field(sweep.trials, value)]})
-    table = sweep.trials.groupby(keys, sort=False, dropna=False, observed=True).apply(
-        lambda group: _field(group, value), include_groups=False
-    )
-    return table.unstack(across, sort=False) if across and along else table.to_frame(value)  # type: ignore[no-any-return]
+        single: pd.DataFrame = pd.DataFrame({value: [_field(sweep.trials, value)]})
+        return single
+    # A group of one key is named by a plain value, of several by a tuple; by dropna=False no missing key drops a row.
+    fields = {
+        key if isinstance(key, tuple) else (key,): _field(group, value)
+        for key, group in sweep.trials.groupby(keys, sort=False, dropna=False, observed=True)
+    }
+    table = pd.Series(fields.values(), index=pd.MultiIndex.from_tuples(fields.keys(), names=keys), name=value)
+    if len(along) == 1:
+        table.index = table.index if across else table.index.get_level_values(0)
+    wide: pd.DataFrame = table.unstack(across, sort=False) if across and along else table.to_frame(value)
+    return wide
 
 
 def worst(verdicts: Sequence[str]) -> str:
@@ -126,7 +134,11 @@ def _field(group: pd.DataFrame, value: str) -> Any:
         return special[value]()
     if pd.api.types.is_numeric_dtype(group[value]):
         return group[value].median()
-    return ", ".join(dict.fromkeys(str(item) for item in group[value] if item is not None and item == item))
+    return ", ".join(dict.fromkeys(str(item) for item in group[value] if not _missing(item)))
+
+
+def _missing(item: Any) -> bool:
+    return not isinstance(item, tuple) and bool(pd.isna(item))
 
 
 def _names(names: str | list[str]) -> list[str]:

@@ -17,7 +17,7 @@ from detsweep.analysis.matrix import FAILED, cell_table, upper_bound
 from detsweep.paths import SweepPaths, write_text
 
 if TYPE_CHECKING:
-    from detsweep.analysis.load import Sweep
+    from detsweep.analysis.frames import Sweep
 
 # Headers break where a terminal would otherwise need more than 100 columns; Markdown joins the lines again.
 HEADERS = {
@@ -150,7 +150,8 @@ def _readable(table: pd.DataFrame) -> pd.DataFrame:
         elif column.endswith("_ms"):
             shown[column] = [_format(value, "{:.1f}") for value in shown[column]]
     shown["verdict"] = [MARKS[verdict] for verdict in shown["verdict"]]
-    return shown.rename(columns=HEADERS)
+    renamed: pd.DataFrame = shown.rename(columns=HEADERS)
+    return renamed
 
 
 def _format(value: Any, template: str) -> str:

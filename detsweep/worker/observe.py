@@ -1,4 +1,4 @@
-"""Observation: fingerprints taken while a step runs, in the order in which things happen, without stopping the device."""
+"""Observation: fingerprints taken while a step runs, in the order of events, without stopping the device."""
 
 from __future__ import annotations
 

@@ -45,9 +45,7 @@ def run_rank(spec: Mapping[str, Any], paths: TrialPaths, rank: int, progress: Pr
         loss = float(replay.loss)
         reference = step.runs[0].stream
         comparisons += [compare(reference, run.stream) for run in step.runs[1:]]
-        capture.write_streams(
-            paths.records(rank), (run.stream for run in step.runs), world_size=spec["world_size"]
-        )
+        capture.write_streams(paths.records(rank), (run.stream for run in step.runs), world_size=spec["world_size"])
     # Once more, now that every library that the step needs is loaded.
     write_json(paths.environment(rank), environment_report(rank, device))
     progress.phase("leaving the process group")

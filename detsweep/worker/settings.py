@@ -25,7 +25,7 @@ def apply(switches: Mapping[str, Any]) -> None:
         level = switches["deterministic_algorithms"]
         torch.use_deterministic_algorithms(level != "off", warn_only=level == "warn")
     if "fill_uninitialized_memory" in switches:
-        torch.utils.deterministic.fill_uninitialized_memory = switches["fill_uninitialized_memory"]
+        torch.utils.deterministic.fill_uninitialized_memory = switches["fill_uninitialized_memory"]  # type: ignore[attr-defined]
     if "cudnn_deterministic" in switches:
         torch.backends.cudnn.deterministic = switches["cudnn_deterministic"]
     if "cudnn_benchmark" in switches:
@@ -39,7 +39,7 @@ def read_back() -> dict[str, Any]:
         level = "warn" if torch.is_deterministic_algorithms_warn_only_enabled() else "strict"
     return {
         "deterministic_algorithms": level,
-        "fill_uninitialized_memory": torch.utils.deterministic.fill_uninitialized_memory,
+        "fill_uninitialized_memory": torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
         "cudnn_deterministic": torch.backends.cudnn.deterministic,
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "num_threads": torch.get_num_threads(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ class Sweep:
             for stream in read_streams(path)
             for r in stream.records
         ]  # fmt: skip
-        return pd.DataFrame(rows, columns=list(RECORD_COLUMNS)).astype({"block": "Int64"})
+        return _frame(rows, RECORD_COLUMNS, ("block",))
 
     def matrix(
         self, *, rows: str | list[str] | None = None, columns: str | list[str] | None = None, value: str = "verdict"
@@ -214,8 +214,13 @@ def _trials_frame(rows: list[dict[str, Any]], axes: tuple[str, ...]) -> pd.DataF
     integers = ("first_block", "first_step", "replays", "diverged_replays")
     frame = _frame(rows, (*axes, *(column for column in TRIAL_COLUMNS if column not in axes)), integers)
     frame["verdict"] = pd.Categorical(frame["verdict"], categories=MATRIX_VERDICTS, ordered=True)
-    return frame.astype({"step_ms": "Float64", "plain_step_ms": "Float64", "seconds": "Float64"})
+    for column in ("step_ms", "plain_step_ms", "seconds"):
+        frame[column] = frame[column].astype("Float64")
+    return frame
 
 
-def _frame(rows: list[dict[str, Any]], columns: tuple[str, ...], integers: tuple[str, ...]) -> pd.DataFrame:
-    return pd.DataFrame(rows, columns=list(columns)).astype(dict.fromkeys(integers, "Int64"))
+def _frame(rows: Sequence[Any], columns: tuple[str, ...], integers: tuple[str, ...]) -> pd.DataFrame:
+    frame: pd.DataFrame = pd.DataFrame(rows, columns=list(columns))
+    for column in integers:
+        frame[column] = frame[column].astype("Int64")
+    return frame
