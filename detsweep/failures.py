@@ -65,12 +65,16 @@ def tail(path: Path, lines: int = TAIL_LINES) -> tuple[str, ...]:
 
 
 def explain_timeout(trial: TrialPaths, world_size: int, minutes: float) -> Failure:
-    """Name the ranks that came least far in a trial that had to be ended."""
+    """Name the ranks that came least far in a trial that had to be ended.
+
+    Where several came equally far, those that wait in a collective wait for the others.
+    """
     places = {rank: position(trial.progress(rank)) for rank in range(world_size)}
     orders = {rank: place.order for rank, place in places.items() if place is not None}
     missing = tuple(rank for rank in range(world_size) if rank not in orders)
     least = min(orders.values(), default=None)
-    ranks = missing or tuple(rank for rank, order in orders.items() if order == least)
+    last = tuple(rank for rank, order in orders.items() if order == least)
+    ranks = missing or tuple(rank for rank in last if not _waits(trial.rank_log(rank))) or last
     head = f"no end after {minutes:g} min"
     if missing:
         text = f"{head}: {_ranks(missing)} never started"
@@ -87,8 +91,8 @@ def explain_timeout(trial: TrialPaths, world_size: int, minutes: float) -> Failu
 def explain_failure(trial: TrialPaths, world_size: int, returncode: int) -> Failure:
     """Name the rank that failed first in a trial that ended without a result of every rank.
 
-    A rank that was killed comes first; then the earliest exception: its peers only follow when they miss it in a
-    collective; then a rank that left without a word.
+    A rank that was killed comes first, then one that left without a word: every exception is written down, so the
+    exceptions of its peers only followed. Of exceptions the earliest is the cause.
     """
     exits = _exits(trial)
     results = {rank: _result(trial, rank) for rank in range(world_size)}
@@ -97,12 +101,12 @@ def explain_failure(trial: TrialPaths, world_size: int, returncode: int) -> Fail
     silent = [rank for rank, code in exits.items() if code > 0 and not results.get(rank)]
     if killed:
         return _with_log(trial, "; ".join(_killed(rank, exits[rank], trial) for rank in killed), killed)
-    if raised:
-        first = min(raised, key=lambda rank: float(results[rank].get("at", 0)))
-        return _with_log(trial, f"rank {first}: {_single_line(results[first]['error'])}", [first])
     if silent:
         text = "; ".join(f"rank {rank} left with exit code {exits[rank]} and no result" for rank in silent)
         return _with_log(trial, text, silent)
+    if raised:
+        first = min(raised, key=lambda rank: float(results[rank].get("at", 0)))
+        return _with_log(trial, f"rank {first}: {_single_line(results[first]['error'])}", [first])
     missing = [rank for rank, result in results.items() if not result]
     if missing:
         text = f"{_ranks(missing)} left no result (torchrun's exit code {returncode})"
@@ -138,14 +142,25 @@ def _with_log(trial: TrialPaths, text: str, ranks: Sequence[int]) -> Failure:
     return Failure(text, tuple(ranks), trial.launcher_log, ())
 
 
-def _stack_top(log: Path) -> str | None:
-    """The innermost frame of the last stack that a rank dumped into its log, as `function (file:line)`."""
+def _stack(log: Path) -> list[tuple[str, str, str]]:
+    """The last stack that a rank dumped into its log: (file, line, function), innermost first."""
     lines = tail(log, 200)
     starts = [index for index, line in enumerate(lines) if "most recent call first" in line]
-    for line in lines[starts[-1] + 1 :] if starts else ():
-        if match := re.match(r'\s*File "(.+)", line (\d+) in (.+)', line):
-            return f"{match[3]} ({Path(match[1]).name}:{match[2]})"
+    frames = (
+        re.match(r'\s*File "(.+)", line (\d+) in (.+)', line) for line in (lines[starts[-1] + 1 :] if starts else ())
+    )
+    return [(frame[1], frame[2], frame[3]) for frame in frames if frame]
+
+
+def _stack_top(log: Path) -> str | None:
+    for file, line, function in _stack(log):
+        return f"{function} ({Path(file).name}:{line})"
     return None
+
+
+def _waits(log: Path) -> bool:
+    """Whether a rank's innermost frame is torch.distributed's: it waits for a peer."""
+    return any("torch/distributed/" in file for file, _, _ in _stack(log)[:1])
 
 
 def _ranks(ranks: Sequence[int]) -> str:

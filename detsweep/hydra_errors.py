@@ -42,10 +42,22 @@ def one_line(error: Exception) -> str:
         key = match[1] or _full_key(text) or match[2]
         valid = valid_keys(key)
         return f"{key}: no such key" + (f"; valid: {', '.join(valid)}" if valid else "")
-    if match := re.search(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", text):
-        return f"{_full_key(text) or 'value'}={match[1]}: must be {_article(match[2])}"
+    if key := _full_key(text):
+        return _wrong_value(key, text)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return "; ".join(lines) or type(error).__name__
+
+
+def _wrong_value(key: str, text: str) -> str:
+    if match := re.search(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", text):
+        return f"{key}={match[1]}: must be {_article(match[2])}"
+    if match := re.search(r"Value '(.*)' is not a valid bool", text):
+        return f"{key}={match[1]}: must be true or false"
+    if "is not Optional" in text:
+        return f"{key}=null: must have a value"
+    lines = [line.strip() for line in text.splitlines()]
+    # OmegaConf says what is wrong on the line before the key's.
+    return f"{key}: {lines[next(number for number, line in enumerate(lines) if line.startswith('full_key:')) - 1]}"
 
 
 def _full_key(text: str) -> str | None:
@@ -54,7 +66,7 @@ def _full_key(text: str) -> str | None:
 
 
 def _article(kind: str) -> str:
-    return {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}.get(kind, kind)
+    return {"Integer": "a whole number", "Float": "a number"}.get(kind, kind)
 
 
 def _missing_option(name: str, options: Sequence[str] | None) -> str:

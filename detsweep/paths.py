@@ -94,9 +94,12 @@ class CellPaths:
             yield number, TrialPaths(path)
 
     def set_aside(self, number: int) -> None:
-        """Move an earlier attempt of a trial out of the way: its records are kept and never mix with new ones."""
-        current = self.trial(number).folder
-        if not current.exists():
+        """Move an earlier attempt of a trial out of the way: its records are kept and never mix with new ones.
+
+        A folder that holds no more than the spec was never launched, and stays.
+        """
+        current, spec = self.trial(number).folder, self.trial(number).spec
+        if not current.exists() or list(current.iterdir()) == [spec]:
             return
         aside = self.folder / "superseded"
         aside.mkdir(exist_ok=True)

@@ -121,7 +121,7 @@ def _told_apart(overrides: Sequence[str]) -> list[tuple[str, str]]:
 
 def _slug(told: Mapping[str, str]) -> str:
     text = "_".join(f"{key}-{value}" for key, value in sorted(told.items()))
-    return re.sub(r"[^A-Za-z0-9.+_-]+", "", text)[:80].strip("._-")
+    return re.sub(r"[^A-Za-z0-9.+_-]+", "", text.replace(",", "+"))[:80].strip("._-")
 
 
 def _swept_options(configs: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -57,7 +57,7 @@ def problems(config: Mapping[str, Any], *, gpus: int) -> list[str]:
 
     `gpus` is how many this machine offers.
     """
-    found = list(_unknown_keys(config, Config))
+    found = list(_keys(config, Config))
     if not found:
         found = [*_out_of_range(config)]
     if not found:
@@ -88,14 +88,15 @@ def valid_keys(key: str) -> list[str]:
     return [item.name for item in fields(node)] if is_dataclass(node) else []
 
 
-def _unknown_keys(config: Mapping[str, Any], schema: Any, prefix: str = "") -> Iterator[str]:
-    # `+moe.typo=1` appends past the schema, and OmegaConf lets it through.
+def _keys(config: Mapping[str, Any], schema: Any, prefix: str = "") -> Iterator[str]:
+    # `+moe.typo=1` appends past the schema, `~seed` deletes from it, and OmegaConf lets both through.
     hints = get_type_hints(schema)
+    yield from (f"{prefix}{key}: must have a value" for key in hints if key not in config)
     for key, value in config.items():
         if key not in hints:
             yield f"{prefix}{key}: no such key; valid: {', '.join(hints)}"
         elif is_dataclass(hints[key]) and isinstance(value, Mapping):
-            yield from _unknown_keys(value, hints[key], f"{prefix}{key}.")
+            yield from _keys(value, hints[key], f"{prefix}{key}.")
 
 
 def _out_of_range(config: Mapping[str, Any]) -> Iterator[str]:

@@ -130,8 +130,8 @@ def summary(sweep: Sweep) -> list[str]:
 def exit_code(sweep: Sweep) -> int:
     """0 every cell passed; 1 something diverged; 3 nothing diverged but a cell has an error or no verdict.
 
-    Unsupported cells do not count. Of a positive control: 0 when every cell is as it should be, else 1, or 3 where
-    a cell has no verdict.
+    Unsupported cells do not count, but where there is no other nothing has passed: 3. Of a positive control: 0 when
+    every cell is as it should be, else 1, or 3 where a cell has no verdict.
     """
     if sweep.positive_control:
         judged = set(cell_table(sweep)["control"])
@@ -139,7 +139,7 @@ def exit_code(sweep: Sweep) -> int:
     verdicts = set(map(str, sweep.trials["verdict"])) - {"unsupported"}
     if "diverged" in verdicts:
         return 1
-    return 0 if verdicts <= {"pass"} else 3
+    return 0 if verdicts == {"pass"} else 3
 
 
 def _readable(table: pd.DataFrame) -> pd.DataFrame:

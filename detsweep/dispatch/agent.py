@@ -33,9 +33,10 @@ def main(exits: Path, arguments: list[str]) -> int:
         with tempfile.TemporaryDirectory(prefix="detsweep-") as scratch:
             torchrun([f"--log-dir={scratch}", *arguments])
     except ChildFailedError as error:
-        ranks = {str(rank): failure.exitcode for rank, failure in error.failures.items()}
-        write_json(exits, {"ranks": ranks})
-        print(error, file=sys.stderr)
+        write_json(exits, {"ranks": {str(rank): failure.exitcode for rank, failure in error.failures.items()}})
+        for rank, failure in sorted(error.failures.items()):
+            name = f" ({signal.Signals(-failure.exitcode).name})" if failure.exitcode < 0 else ""
+            print(f"rank {rank}: exit code {failure.exitcode}{name}, pid {failure.pid}", file=sys.stderr)
         return 1
     return 0
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import submitit
@@ -13,6 +15,22 @@ from detsweep.plan import Cell
 
 # submitit's own limit is a second line of defence: it signals its task half a minute before, so it must come later.
 _SUBMITIT_MARGIN_MIN = 5.0
+
+
+@contextmanager
+def _interrupt_held() -> Iterator[None]:
+    """Start processes that a terminal's Ctrl-C does not reach; one that comes meanwhile reaches us afterwards.
+
+    The driver ends its trials itself. submitit's controller would otherwise kill its task within a second and print
+    a traceback. An ignored signal stays ignored in what is started; a blocked one is not lost although ignored.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 @dataclass(frozen=True)
@@ -61,7 +79,9 @@ class LocalPool:
             timeout_min=timeout + _SUBMITIT_MARGIN_MIN, tasks_per_node=1, signal_delay_s=30, stderr_to_stdout=True
         )
         launch = Launch(str(trial.paths.folder), str(self._sweep.folder), timeout, gpus)
-        self._running.append(_Running(trial, slot, executor.submit(run_trial, launch)))
+        with _interrupt_held():
+            job = executor.submit(run_trial, launch)
+        self._running.append(_Running(trial, slot, job))
 
     def finished(self) -> list[Trial]:
         """The trials that have ended since the last call: those that left a result, and those whose job is over.

@@ -177,4 +177,6 @@ def _stop_on_signals() -> threading.Event:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, handle)
+    # Blocked where this process was started, and ranks would inherit that.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     return stop

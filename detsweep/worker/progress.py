@@ -20,6 +20,7 @@ class Progress:
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), SIZE)
         self._step = self._run = -1
+        self._words = ""
         self.phase("start")
 
     def phase(self, words: str) -> None:
@@ -28,12 +29,12 @@ class Progress:
 
     def run(self, step: int, run: int, words: str) -> None:
         """Say which run of which step begins."""
-        self._step, self._run = step, run
+        self._step, self._run, self._words = step, run, words
         self._write(-1, words)
 
     def at_block(self, block: int) -> None:
         """Say which block's forward begins."""
-        self._write(block, "forward")
+        self._write(block, f"{self._words}, last block entered: {block}")
 
     def _write(self, block: int, words: str) -> None:
         line = f"{os.getpid()}\t{self._step}\t{self._run}\t{block}\t{words}\n"

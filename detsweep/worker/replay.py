@@ -85,8 +85,8 @@ class Replay:
             done = []
             for run in range(1, runs + 1):
                 snapshot.restore()
-                self._fault.begin(step, run)
                 self._progress.run(step, run, f"r{run} of step {step}")
+                self._fault.begin(step, run)
                 done.append(self._observed_run(step, run))
                 self._fault.end()
             snapshot.restore()

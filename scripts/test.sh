@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Lint, types and tests, from a fresh clone: installs what is missing. Further arguments go to pytest.
+set -eu
+# shellcheck source=scripts/setup.sh
+. "$(dirname "$0")/setup.sh"
+prepare test
+cd "$root"
+"$python" -m ruff check .
+"$python" -m ruff format --check .
+"$python" -m mypy
+exec "$python" -m pytest "$@"

@@ -1,0 +1,174 @@
+"""What several test modules need: composed configurations, streams, trial folders, and a process group of one rank."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+from detsweep import results, schema
+from detsweep.capture import Record, Stream, write_streams
+from detsweep.compare import compare
+from detsweep.dispatch.provenance import open_session
+from detsweep.paths import SweepPaths, TrialPaths, conf_dir, write_json
+from detsweep.plan import Cell, Plan, make_plan
+from detsweep.worker.rank import _result as rank_result
+from detsweep.worker.replay import ReplayedStep, TimedRun
+
+SEQUENCE: tuple[tuple[str, str, int | None], ...] = (
+    ("rng", "start.torch", None),
+    ("input", "input_ids", None),
+    ("block_pre", "blocks.0", 0),
+    ("block_post", "blocks.0", 0),
+    ("block_pre", "blocks.1", 1),
+    ("block_post", "blocks.1", 1),
+    ("logits", "logits", None),
+    ("loss", "loss", None),
+    ("grad", "blocks.1.ffn.up.weight", 1),
+    ("param", "blocks.0.ffn.up.weight", 0),
+)
+"""Site, name and block of the records that a written trial has in each of its runs."""
+INPUT, BLOCK_0_POST, BLOCK_1_POST, LOSS = 1, 3, 5, 7
+
+
+def compose(*overrides: str) -> dict[str, Any]:
+    """The resolved configuration that the command line makes of these overrides, for the CPU of any machine."""
+    choices = tuple(one for one in overrides if (conf_dir() / one.partition("=")[0]).is_dir())
+    # Hydra applies plain values last, after the groups. Composing takes a tenth of a second: once for each choice.
+    config = copy.deepcopy(_composed(choices))
+    values = ["device=cpu", "folder=runs/test", *(one for one in overrides if one not in choices)]
+    ConfigLoaderImpl._apply_overrides_to_config(OverridesParser.create().parse_overrides(values), config)
+    resolved = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(resolved, dict)
+    return {str(key): value for key, value in resolved.items()}
+
+
+@cache
+def _composed(choices: tuple[str, ...]) -> DictConfig:
+    schema.register()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return hydra_compose("config", list(choices))
+
+
+def plan_of(*points: Sequence[str], common: Sequence[str] = ()) -> Plan:
+    """The plan of a sweep over these points, each a list of overrides; `common` ones are the same for all."""
+    plan = make_plan([(list(point), compose(*common, *point)) for point in points])
+    assert plan.problems == ()
+    return plan
+
+
+def one_cell(*overrides: str) -> Cell:
+    """The only cell of a plan with a single point."""
+    (cell,) = plan_of(overrides).cells
+    return cell
+
+
+def stream(
+    *rows: tuple[str, str, int],
+    rank: int = 0,
+    step: int = 0,
+    run: str = "r1",
+    checksum: str = "xxh3",
+    block: int | None = None,
+) -> Stream:
+    """A stream of records given as (site, name, digest)."""
+    records = [Record(seq, site, name, block, "float32", (2, 3), bits) for seq, (site, name, bits) in enumerate(rows)]
+    return Stream(rank, step, run, checksum, tuple(records))
+
+
+def full_stream(rank: int, step: int, run: int, *, differs_from: int | None = None) -> Stream:
+    """A stream of SEQUENCE whose digests are the same in every run, but for those from `differs_from` on."""
+    records = []
+    for seq, (site, name, block) in enumerate(SEQUENCE):
+        digest = (1 << 63) + 1000 * rank + 100 * step + seq
+        if differs_from is not None and seq >= differs_from:
+            digest += 10 * run + 7
+        records.append(Record(seq, site, name, block, "bfloat16", (2, 32, 64), digest))
+    return Stream(rank, step, f"r{run}", "xxh3", tuple(records))
+
+
+def write_rank(
+    trial: TrialPaths,
+    spec: Mapping[str, Any],
+    rank: int,
+    *,
+    differs: Mapping[tuple[int, int], int] | None = None,
+    lost: Sequence[str] = (),
+    milliseconds: float = 3.0,
+    plain_milliseconds: float = 2.0,
+) -> None:
+    """Write what a rank leaves behind; `differs` maps (step, run) to the record from which on that run differs."""
+    places = differs or {}
+    comparisons, steps = [], []
+    for step in range(spec["config"]["steps"]):
+        streams = [
+            full_stream(rank, step, run, differs_from=places.get((step, run)))
+            for run in range(1, spec["config"]["runs"] + 1)
+        ]
+        write_streams(trial.records(rank), streams, world_size=spec["world_size"])
+        comparisons += [compare(streams[0], other) for other in streams[1:]]
+        steps.append(ReplayedStep(tuple(TimedRun(one, milliseconds) for one in streams), (plain_milliseconds,) * 2))
+    write_json(trial.rank_result(rank), rank_result(rank, comparisons, steps, list(lost), 6.25))
+
+
+def write_trial(
+    trial: TrialPaths,
+    cell: Cell,
+    number: int = 0,
+    *,
+    differs: Mapping[int, Mapping[tuple[int, int], int]] | None = None,
+    lost: Mapping[int, Sequence[str]] | None = None,
+    milliseconds: float = 3.0,
+) -> dict[str, Any]:
+    """Write a trial that ran to its end and its merged result; `differs` and `lost` say of each rank what is not well.
+
+    Returns the result.
+    """
+    spec = cell.spec(number)
+    write_json(trial.spec, spec)
+    for rank in range(cell.world_size):
+        write_rank(
+            trial,
+            spec,
+            rank,
+            differs=(differs or {}).get(rank),
+            lost=(lost or {}).get(rank, ()),
+            milliseconds=milliseconds,
+        )
+    result = results.merge(trial, spec, returncode=0, timeout_min=None, seconds=1.5)
+    write_json(trial.result, result)
+    return result
+
+
+def write_cells(folder: Path, plan: Plan) -> SweepPaths:
+    """Write sweep.json and every cell.json of a plan, no trial."""
+    sweep = SweepPaths(folder)
+    open_session(sweep, plan, ["-m"])
+    for cell in plan.cells:
+        write_json(sweep.cell(cell.slug, cell.id).cell, cell.to_json())
+    return sweep
+
+
+def trial_of(sweep: SweepPaths, cell: Cell, number: int = 0) -> TrialPaths:
+    """The files of a trial of a cell of a sweep."""
+    return sweep.cell(cell.slug, cell.id).trial(number)
+
+
+@contextmanager
+def group_of_one() -> Iterator[None]:
+    """A gloo process group with this process as its only rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

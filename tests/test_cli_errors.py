@@ -1,0 +1,92 @@
+"""Wrong input: one clear line that names the value and says what is valid, exit code 2, nothing started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import clean_environment
+
+WRONG = [
+    (["dtype=bf17"], "dtype=bf17: no such option; valid: bf16, bf16_mixed, fp16, fp32"),
+    (["experts=abc"], "experts=abc: must be a whole number"),
+    (["+moe.typo=1"], "moe.typo: no such key; valid: name, routing, default_top_k, experts, top_k"),
+    (["moe.typo=1"], "moe.typo: no such key; valid: name, routing, default_top_k, experts, top_k"),
+    (["model.num_heads=5"], "model.num_heads=5: must divide model.hidden_size=64 (valid: 1, 2, 4, 8, 16, 32, 64)"),
+    (["experts=0"], "experts=0: must be at least 1"),
+    (["hydra/launcher=joblib"], "hydra/launcher=joblib: detsweep starts its cells itself; use launch=local"),
+    (["hydra/sweeper=optuna"], "hydra/sweeper=optuna: only basic"),
+    (["mitigation=[none,nothing]"], "mitigation=nothing: no such option; valid: none, primus, recipe"),
+    (["dtype=bf16,fp16"], "dtype=bf16,fp16: a sweep over several values needs -m"),
+    (["-m", "experts=1,0"], "experts=0: must be at least 1"),
+    (["-m", "launch.max_parallel=1,2"], "launch.max_parallel=1,2: cannot be an axis of a sweep"),
+    (["fault=bit_flip", "fault.block=9"], "fault.block=9: must be at most 3 in this cell"),
+    (["moe=topk", "experts=2", "top_k=3"], "top_k=3: must be at most experts=2"),
+    (["world.nodes=2"], "world.nodes=2: launch=local has one node"),
+    (["checksum=crc"], "checksum=crc: valid: auto, xxh3, mixed, bitsum"),
+    (["+env.CUBLAS_WORKSPACE_CONFIG=x", "mitigation=recipe"], "CUBLAS_WORKSPACE_CONFIG cannot be both :4096:8"),
+]
+
+
+def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "detsweep", *arguments],
+        cwd=cwd,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(("arguments", "line"), WRONG, ids=lambda value: " ".join(value) if type(value) is list else "")
+def test_one_line_exit_code_2_and_nothing_left(arguments: list[str], line: str, tmp_path: Path) -> None:
+    done = command(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"detsweep: {line}")
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_prints_cells_and_commands_and_writes_nothing(tmp_path: Path) -> None:
+    done = command("-m", "dtype=bf16,fp16", "mitigation=none,recipe", "dry_run=true", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.startswith("4 cells, 4 trials, into ")
+    assert done.stdout.count("torchrun --standalone") == 4
+    assert done.stdout.count("CUBLAS_WORKSPACE_CONFIG=:4096:8") == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_is_fast_and_says_what_there_is(tmp_path: Path) -> None:
+    start = time.monotonic()
+    done = command("--help", cwd=tmp_path)
+    assert time.monotonic() - start < 2
+    assert done.returncode == 0
+    for word in ("dtype: bf16, bf16_mixed, fp16, fp32", "experiment: llm_determinism, self_test", "world:", "Exit code"):
+        assert word in done.stdout
+
+
+def test_the_driver_imports_no_torch(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.argv = ['detsweep', '-m', 'dtype=bf16,fp16', 'dry_run=true'];"
+        "from detsweep.app import main; code = main();"
+        "heavy = {'torch', 'pandas', 'numpy'} & set(sys.modules); assert not heavy, heavy; sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_analysis_of_a_folder_without_a_sweep(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "detsweep.analysis", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == f"detsweep: {tmp_path}: no sweep here (no cells/*/cell.json)\n"

@@ -1,0 +1,131 @@
+"""Files: written whole or not at all, found again, and named when they cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from detsweep.paths import CellPaths, FileError, SweepPaths, conf_dir, read_json, write_json, write_text
+
+
+def test_a_written_file_is_read_again_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "cell.json"
+    write_json(path, {"name": "Größe", "values": [1, None, 2**64 - 1]})
+    assert read_json(path) == {"name": "Größe", "values": [1, None, 2**64 - 1]}
+    assert [one.name for one in path.parent.iterdir()] == ["cell.json"]
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, {"long": "x" * 1000})
+    write_json(path, {"a": 1})
+    assert read_json(path) == {"a": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "matrix.md"
+    write_text(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(path, "new \ud800")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_that_cannot_be_renamed_leaves_no_other_file(tmp_path: Path) -> None:
+    (tmp_path / "taken" / "inside").mkdir(parents=True)
+    with pytest.raises(OSError, match="taken"):
+        write_text(tmp_path / "taken", "text")
+    assert [one.name for one in tmp_path.iterdir()] == ["taken"]
+
+
+def test_other_users_may_read_what_is_written(tmp_path: Path) -> None:
+    write_text(tmp_path / "matrix.md", "text")
+    assert (tmp_path / "matrix.md").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "is missing"),
+        (b'{"a": ', "cannot be read"),
+        (b"", "cannot be read"),
+        (b'{"a": "\xff"}', "cannot be read"),
+        (b"[1, 2]", "holds list, not a JSON object"),
+        (b"3", "holds int, not a JSON object"),
+    ],
+    ids=["missing", "torn", "empty", "no text", "list", "number"],
+)
+def test_a_file_that_is_no_json_object_is_named(tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "spec.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(FileError) as caught:
+        read_json(path)
+    assert str(caught.value).startswith(f"{path} {message}")
+
+
+def test_set_aside_keeps_every_earlier_attempt(tmp_path: Path) -> None:
+    cell = CellPaths(tmp_path / "dtype-bf16-0123456789")
+    for attempt in ("first", "second", "third"):
+        write_json(cell.trial(0).result, {"attempt": attempt})
+        cell.set_aside(0)
+    assert not cell.trial(0).folder.exists()
+    kept = {path.name: read_json(path / "result.json")["attempt"] for path in (cell.folder / "superseded").iterdir()}
+    assert kept == {"trial0-1": "first", "trial0-2": "second", "trial0-3": "third"}
+
+
+def test_set_aside_of_a_trial_that_is_not_there_does_nothing(tmp_path: Path) -> None:
+    cell = CellPaths(tmp_path / "cell")
+    cell.folder.mkdir()
+    cell.set_aside(0)
+    assert list(cell.folder.iterdir()) == []
+
+
+def test_trials_come_by_number_without_superseded_ones(tmp_path: Path) -> None:
+    cell = CellPaths(tmp_path / "cell")
+    for number in (10, 2, 0):
+        write_json(cell.trial(number).spec, {})
+    write_json(cell.trial(1).spec, {})
+    cell.set_aside(1)
+    (cell.folder / "trialx").mkdir()
+    assert [number for number, _ in cell.trials()] == [0, 2, 10]
+    assert [paths.folder.name for _, paths in cell.trials()] == ["trial0", "trial2", "trial10"]
+
+
+def test_a_cell_is_found_by_its_id_under_another_slug(tmp_path: Path) -> None:
+    sweep = SweepPaths(tmp_path)
+    first = sweep.cell("dtype-bf16", "0123456789")
+    assert first.folder == tmp_path / "cells" / "dtype-bf16-0123456789"
+    write_json(first.cell, {})
+    assert sweep.cell("experts-4_dtype-bf16", "0123456789") == first
+    assert sweep.cell("dtype-bf16", "9876543210").folder.name == "dtype-bf16-9876543210"
+
+
+def test_all_cells_are_the_folders_of_cells(tmp_path: Path) -> None:
+    sweep = SweepPaths(tmp_path)
+    assert sweep.all_cells() == []
+    for name in ("b-2", "a-1"):
+        write_json(CellPaths(tmp_path / "cells" / name).cell, {})
+    (tmp_path / "cells" / "notes.txt").touch()
+    assert [cell.folder.name for cell in sweep.all_cells()] == ["a-1", "b-2"]
+
+
+def test_the_names_of_a_trials_files_are_those_of_the_contract(tmp_path: Path) -> None:
+    trial = SweepPaths(tmp_path).cell("slug", "id").trial(3)
+    files = (trial.spec, trial.job, trial.result, trial.records(7), trial.rank_result(7), trial.environment(7))
+    assert [str(path.relative_to(trial.folder)) for path in files] == [
+        "spec.json",
+        "job.json",
+        "result.json",
+        "rank007.jsonl",
+        "rank007.result.json",
+        "environment-rank007.json",
+    ]
+
+
+def test_the_configuration_groups_are_where_hydra_looks_for_them() -> None:
+    assert (conf_dir() / "config.yaml").is_file()
+    groups = {path.name for path in conf_dir().iterdir() if path.is_dir()}
+    assert groups >= {"model", "dtype", "moe", "mode", "mitigation", "fault", "observe", "launch"}

@@ -1,0 +1,193 @@
+"""Cells: what makes two points the same one, what a platform cannot run, and what a sweep may not vary."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from detsweep.capture import SCHEMA
+from detsweep.environment import gpu_platform, visible_gpus
+from detsweep.plan import make_plan
+from tests.support import compose, one_cell, plan_of
+
+without_gpu = pytest.mark.skipif(gpu_platform() != "cpu", reason="this machine has a GPU")
+
+
+def test_the_order_of_overrides_does_not_change_a_cell() -> None:
+    one, other = one_cell("dtype=fp16", "experts=4"), one_cell("experts=4", "dtype=fp16")
+    assert (one.id, one.slug) == (other.id, other.slug)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "folder=/elsewhere",
+        "dry_run=true",
+        "trials=7",
+        "launch.max_parallel=3",
+        "launch.timeout_min=5",
+        "launch.fail_fast=true",
+        "launch.rerun=all",
+        "mitigation_force=true",
+        "positive_control=true",
+    ],
+)
+def test_how_a_cell_is_launched_and_judged_is_not_its_identity(override: str) -> None:
+    changed = one_cell(override)
+    assert compose(override) != compose()
+    assert changed.id == one_cell().id
+    assert changed.slug == one_cell().slug
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("model=small",),
+        ("model.num_layers=5",),
+        ("model.batch_size=1",),
+        ("dtype=fp16",),
+        ("dtype.reduce=fp32",),
+        ("moe=even",),
+        ("experts=4",),
+        ("moe=topk", "top_k=3"),
+        ("mitigation=[recipe]",),
+        ("mitigation=[none,recipe]",),
+        ("fault=input_flip",),
+        ("fault=bit_flip",),
+        ("observe=off",),
+        ("world.nproc_per_node=4",),
+        ("world.threads_per_rank=2",),
+        ("seed=1",),
+        ("steps=2",),
+        ("runs=3",),
+        ("warmup=0",),
+        ("checksum=bitsum",),
+        ("checksum_mode=global",),
+        ("+env.A='1'",),
+        ("+env.A=null",),
+        ("keep_env=[NCCL_ALGO]",),
+    ],
+    ids=" ".join,
+)
+def test_everything_else_is_its_identity(overrides: tuple[str, ...]) -> None:
+    assert one_cell(*overrides).id != one_cell().id
+
+
+def test_identities_are_all_different() -> None:
+    plan = plan_of(*([f"seed={seed}", f"dtype={dtype}"] for seed in range(5) for dtype in ("bf16", "fp16", "fp32")))
+    assert len({cell.id for cell in plan.cells}) == 15
+
+
+def test_a_default_written_out_is_the_same_cell() -> None:
+    assert one_cell("dtype=bf16", "seed=1234").id == one_cell().id
+
+
+def test_a_point_that_comes_twice_is_one_cell() -> None:
+    plan = plan_of(["seed=1"], ["seed=2"], ["seed=1"], ["seed=1", "dtype=bf16"])
+    assert [dict(cell.overrides) for cell in plan.cells] == [{"seed": "1"}, {"seed": "2"}]
+    assert plan.repeated == 2
+
+
+def test_cells_stand_in_the_order_of_the_sweep() -> None:
+    plan = plan_of(["seed=9"], ["seed=1"], ["seed=5"])
+    assert [cell.config["seed"] for cell in plan.cells] == [9, 1, 5]
+
+
+@without_gpu
+def test_device_auto_is_resolved_before_the_identity_is_taken() -> None:
+    automatic = make_plan([((), {**compose(), "device": "auto"})]).cells[0]
+    assert automatic.config["device"] == "cpu"
+    assert automatic.id == one_cell().id
+
+
+@pytest.mark.parametrize(
+    ("overrides", "slug"),
+    [
+        ((), "tiny"),
+        (("experts=4", "dtype=fp16"), "dtype-fp16_experts-4"),
+        (("mitigation=[none,recipe]",), "mitigation-none+recipe"),
+        (("+env.A=a/b c",), "env.A-abc"),
+        (("folder=/x", "launch.max_parallel=2", "trials=2"), "tiny"),
+    ],
+)
+def test_a_slug_is_a_file_name_that_tells_the_cell(overrides: tuple[str, ...], slug: str) -> None:
+    assert one_cell(*overrides).slug == slug
+
+
+def test_a_slug_is_never_too_long_for_a_file_name() -> None:
+    assert len(one_cell("+env.A=" + "x" * 300).slug) <= 80
+
+
+def test_a_label_is_in_the_words_of_the_command_line() -> None:
+    assert one_cell("dtype=fp16", "experts=4", "folder=/x").label == "dtype=fp16 experts=4"
+    assert one_cell("trials=2").label == "tiny"
+
+
+def test_a_spec_is_all_that_a_rank_needs_and_plain_json() -> None:
+    cell = one_cell("mitigation=[recipe]", "+env.A='1'", "+env.B=null", "world.nproc_per_node=3", "folder=/x")
+    spec = cell.spec(4)
+    assert json.loads(json.dumps(spec)) == spec
+    assert (spec["schema"], spec["cell"], spec["trial"], spec["world_size"]) == (SCHEMA, cell.id, 4, 3)
+    assert spec["settings"] == {
+        "env": {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "A": "1", "B": None},
+        "torch": {"deterministic_algorithms": "warn", "cudnn_deterministic": True, "cudnn_benchmark": False},
+    }
+    assert spec["config"]["world"]["threads_per_rank"] == 1
+    assert not {"folder", "launch", "dry_run"} & spec["config"].keys()
+
+
+def test_cell_json_is_the_resolved_configuration_without_the_launch() -> None:
+    cell = one_cell("seed=3", "trials=2", "launch.max_parallel=2")
+    content = cell.to_json()
+    assert json.loads(json.dumps(content)) == content
+    assert content["overrides"] == {"seed": "3"}
+    assert (content["id"], content["slug"], content["unsupported"]) == (cell.id, "seed-3", None)
+    assert (content["config"]["seed"], content["config"]["trials"]) == (3, 2)
+    assert not {"folder", "launch", "dry_run"} & content["config"].keys()
+    assert (cell.trials, cell.world_size) == (2, 2)
+
+
+def test_a_mitigation_of_another_platform_makes_the_cell_unsupported() -> None:
+    assert one_cell("mitigation=[recipe]").unsupported is None
+    assert one_cell("mitigation=[primus]").unsupported == "mitigation 'primus' is for amd, this is cpu"
+
+
+def test_an_unsupported_mitigation_can_be_forced_and_stays_the_same_cell() -> None:
+    forced = one_cell("mitigation=[primus]", "mitigation_force=true")
+    assert forced.unsupported is None
+    assert forced.id == one_cell("mitigation=[primus]").id
+
+
+def _problems(*points: list[str]) -> tuple[str, ...]:
+    return make_plan([(point, compose(*point)) for point in points]).problems
+
+
+def test_a_problem_of_several_points_is_said_once() -> None:
+    lines = _problems(["model.num_heads=3", "seed=1"], ["model.num_heads=3", "seed=2"], ["world.nodes=2"])
+    assert [line.partition(":")[0] for line in lines] == ["model.num_heads=3", "world.nodes=2"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "line"),
+    [
+        ("folder=a", "folder=b", "folder=a,b"),
+        ("dry_run=true", "dry_run=false", "dry_run=False,True"),
+        ("launch.max_parallel=1", "launch.max_parallel=2", "launch.max_parallel=1,2"),
+        ("launch.fail_fast=true", "launch.fail_fast=false", "launch.fail_fast=False,True"),
+        ("launch.rerun=all", "launch.rerun=none", "launch.rerun=all,none"),
+    ],
+)
+def test_a_setting_of_the_whole_sweep_is_no_axis(one: str, other: str, line: str) -> None:
+    assert _problems(["folder=a", one, "seed=1"], ["folder=a", other, "seed=2"]) == (
+        f"{line}: cannot be an axis of a sweep",
+    )
+
+
+def test_options_are_those_of_the_whole_sweep() -> None:
+    assert plan_of(["seed=1"], ["seed=2"], common=["launch.max_parallel=4"]).options["launch"]["max_parallel"] == 4
+
+
+@pytest.mark.skipif(bool(visible_gpus()), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there_is_a_problem() -> None:
+    assert "this machine offers 0" in _problems(["device=cuda"])[0]
