@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 # Variables that change which bits a training step produces. What the shell happens to hold of them does not reach
@@ -114,7 +115,9 @@ def visible_gpus() -> tuple[str, ...]:
     limit = os.environ.get("CUDA_VISIBLE_DEVICES", os.environ.get("HIP_VISIBLE_DEVICES"))
     if count == 0 or limit is None:
         return tuple(str(index) for index in range(count))
-    return tuple(part.strip() for part in limit.split(",") if part.strip())
+    named = [part.strip() for part in limit.split(",") if part.strip()]
+    # As CUDA reads it: what follows an invalid id, -1 by convention, does not exist.
+    return tuple(takewhile(lambda name: not name.startswith("-"), named))
 
 
 def gpu_platform() -> str:

@@ -113,25 +113,31 @@ def as_int64(digest: Digest, device: torch.device) -> Tensor:
 
 
 def _bytes(contiguous: Tensor) -> Tensor:
-    return contiguous.view(-1).view(torch.uint8)
+    # Not view(-1): of a single element it keeps a stride that may be anything, which no view of bytes can have.
+    return contiguous.as_strided((contiguous.numel(),), (1,)).view(torch.uint8)
 
 
-def _pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """Contiguous parts that follow each other in row-major order; copies are at most PIECE bytes large."""
+def _pieces(tensor: Tensor, buffer: Tensor | None = None) -> Iterator[Tensor]:
+    """Contiguous parts that follow each other in row-major order; a copy lasts until the next part is asked for.
+
+    All copies share one buffer of at most PIECE bytes: allocated one by one, they scatter over the heap, which then
+    grows to many times their size.
+    """
     if tensor.numel() == 0:
         return
     if tensor.is_contiguous():
         yield tensor
-    elif tensor.numel() * tensor.element_size() <= PIECE:
-        yield tensor.contiguous()
+        return
+    if buffer is None:
+        size = min(tensor.numel(), PIECE // tensor.element_size())
+        buffer = torch.empty(size, dtype=tensor.dtype, device=tensor.device)
+    row = tensor[0].numel()
+    if row > buffer.numel():
+        for part in tensor.unbind(0):
+            yield from _pieces(part, buffer)
     else:
-        row = tensor[0].numel() * tensor.element_size()
-        if row > PIECE:
-            for part in tensor.unbind(0):
-                yield from _pieces(part)
-        else:
-            for part in tensor.split(PIECE // row):
-                yield part.contiguous()
+        for part in tensor.split(buffer.numel() // row):
+            yield buffer[: part.numel()].view(part.shape).copy_(part)
 
 
 def _lanes(tensor: Tensor) -> Iterator[Tensor]:
@@ -148,7 +154,7 @@ def _lanes(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _staged(parts: Iterator[Tensor] | Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
-    """Bytes of any alignment, gathered into an aligned buffer."""
+    """Bytes of any alignment, gathered into one aligned buffer; what it yields lasts until the next is asked for."""
     buffer: Tensor | None = None
     filled = 0
     for part in parts:
@@ -156,15 +162,17 @@ def _staged(parts: Iterator[Tensor] | Sequence[Tensor], device: torch.device) ->
             offset = 0
             while offset < chunk.numel():
                 if buffer is None:
-                    buffer = torch.zeros(PIECE, dtype=torch.uint8, device=device)
+                    buffer = torch.empty(PIECE, dtype=torch.uint8, device=device)
                 taken = min(chunk.numel() - offset, PIECE - filled)
                 buffer[filled : filled + taken] = chunk[offset : offset + taken]
                 filled, offset = filled + taken, offset + taken
                 if filled == PIECE:
                     yield buffer.view(torch.int64)
-                    buffer, filled = None, 0
+                    filled = 0
     if buffer is not None and filled:
-        yield buffer[: (filled + 7) // 8 * 8].view(torch.int64)
+        whole = (filled + 7) // 8 * 8
+        buffer[filled:whole] = 0
+        yield buffer[:whole].view(torch.int64)
 
 
 def _mix(lanes: Tensor, start: int) -> Tensor:

@@ -23,24 +23,38 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from detsweep import schema
+import torch
+import torch.distributed as dist
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from rich.console import Console
+from rich.table import Table
+
+from detsweep import fingerprints, schema
 from detsweep.dispatch.torchrun import environment_of
 from detsweep.paths import conf_dir, read_json, write_json
 from detsweep.plan import make_plan
+from detsweep.worker import model as models
+from detsweep.worker import settings, sharding
+from detsweep.worker.faults import Fault
+from detsweep.worker.observe import Observer
+from detsweep.worker.progress import Progress
+from detsweep.worker.replay import Replay
+from detsweep.worker.snapshot import Snapshot
 
 T = TypeVar("T")
+Pairs = list[tuple[float, float]]
 MIB = 1 << 20
 PAIRS = 20  # runs of each arm in one launch of `observe`
 PARTS = ("forward and backward", "whole run")
 BARE_RANK = """\
 import torch
 import torch.distributed as dist
-
 dist.init_process_group("gloo")
 dist.barrier()
 dist.destroy_process_group()
@@ -63,38 +77,25 @@ class Figure:
     def kept(self) -> bool:
         return median(self.values) >= self.limit if self.at_least else median(self.values) <= self.limit
 
-    def row(self) -> list[str]:
-        numbers = [f"{value:.3f}" for value in (median(self.values), min(self.values), max(self.values))]
-        limit = f"{'>=' if self.at_least else '<='} {self.limit:g} {self.unit}"
-        return [self.name, self.case, *numbers, limit, "ok" if self.kept else "[bold red]missed", self.detail]
-
 
 def trial_spec(*overrides: str) -> dict[str, Any]:
     """What a rank of this cell reads, composed from conf/ as the command line does it."""
-    from hydra import compose, initialize_config_dir
-    from omegaconf import OmegaConf
-
     schema.register()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        config = OmegaConf.to_container(compose("config", ["device=cpu", *overrides]), resolve=True)
-    assert isinstance(config, dict)
-    plan = make_plan([(overrides, {str(key): value for key, value in config.items()})])
+        config: Any = OmegaConf.to_container(compose("config", ["device=cpu", *overrides]), resolve=True)
+    plan = make_plan([(overrides, config)])
     assert not plan.problems, plan.problems
     return plan.cells[0].spec(0)
-
-
-def environment(spec: Mapping[str, Any]) -> dict[str, str]:
-    """The variables of a trial's processes; the number of threads is among them."""
-    return environment_of(spec, os.environ, ()).variables
 
 
 def torchrun(script: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script, *arguments]
 
 
-def finish(command: Sequence[str], variables: Mapping[str, str]) -> str:
-    """Run a command to its end and return what it printed; its complaints are shown only when it fails."""
-    done = subprocess.run(command, env=dict(variables), capture_output=True, text=True, check=False)
+def finish(command: Sequence[str], spec: Mapping[str, Any]) -> str:
+    """Run a command in the environment of a trial, number of threads included, and return what it printed."""
+    variables = environment_of(spec, os.environ, ()).variables
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} left with {done.returncode}:\n{done.stdout}{done.stderr}")
     return done.stdout
@@ -102,19 +103,16 @@ def finish(command: Sequence[str], variables: Mapping[str, str]) -> str:
 
 def inner(what: str, *arguments: str) -> Any:
     """What a fresh process with a trial's environment measures."""
-    command = [sys.executable, __file__, "--inner", what, *arguments]
-    return json.loads(finish(command, environment(trial_spec())))
+    return json.loads(finish([sys.executable, __file__, "--inner", what, *arguments], trial_spec()))
 
 
 def in_turn(first: Callable[[], T], second: Callable[[], T], *, pairs: int, warm_up: int) -> list[tuple[T, T]]:
     """What both return, `pairs` times over after `warm_up` pairs that do not count."""
-    found = []
+    arms, found = (first, second), []
     for number in range(warm_up + pairs):
-        if number % 2 == 0:
-            found.append((first(), second()))
-        else:
-            later = second()
-            found.append((first(), later))
+        order = (0, 1) if number % 2 == 0 else (1, 0)
+        taken = {arm: arms[arm]() for arm in order}
+        found.append((taken[0], taken[1]))
     return found[warm_up:]
 
 
@@ -124,11 +122,11 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def compared(name: str, case: str, pairs: Sequence[tuple[float, float]], limit: float, unit: str) -> Figure:
-    """The ratios of pairs that were taken in turn."""
-    ours, others = (median(side) for side in zip(*pairs, strict=True))
-    ratios = [our / other for our, other in pairs]
-    return Figure(name, case, ratios, limit, detail=f"{ours:.2f} {unit} / {others:.2f} {unit}")
+def ratios(name: str, case: str, groups: list[Pairs], limit: float, unit: str, *, at_least: bool = False) -> Figure:
+    """Of each group the median ratio of its pairs, whose two sides are neighbours in time."""
+    values = [median(own / other for own, other in pairs) for pairs in groups]
+    own, other = (median(side) for side in zip(*(pair for pairs in groups for pair in pairs), strict=True))
+    return Figure(name, case, values, limit, at_least, detail=f"{own:.2f} {unit} / {other:.2f} {unit}")
 
 
 def observe(repeats: int) -> list[Figure]:
@@ -139,31 +137,16 @@ def observe(repeats: int) -> list[Figure]:
         for _ in range(repeats):
             with tempfile.TemporaryDirectory(prefix="detsweep-") as folder:
                 write_json(Path(folder) / "spec.json", spec)
-                finish(torchrun(__file__, "--inner", "ranks", folder), environment(spec))
+                finish(torchrun(__file__, "--inner", "ranks", folder), spec)
                 launches.append(read_json(Path(folder) / "times.json"))
-        for part in PARTS:
-            # Two runs of a pair are neighbours in time, so each pair gives a ratio and a launch the median of its own.
-            pairs = [pair for launch in launches for pair in launch[part]]
-            ratios = [median(on / off for on, off in launch[part]) for launch in launches]
-            figure = compared("observe", f"{dtype}, {part}", pairs, 1.05, "ms")
-            figures.append(replace(figure, values=ratios))
+        figures += [
+            ratios("observe", f"{dtype}, {part}", [launch[part] for launch in launches], 1.05, "ms") for part in PARTS
+        ]
     return figures
 
 
 def ranks(folder: str) -> None:
     """One rank of `observe`: both levels on one model in one process, made as detsweep.worker.rank makes a cell."""
-    import torch
-    import torch.distributed as dist
-
-    from detsweep import fingerprints
-    from detsweep.worker import model as models
-    from detsweep.worker import settings, sharding
-    from detsweep.worker.faults import Fault
-    from detsweep.worker.observe import Observer
-    from detsweep.worker.progress import Progress
-    from detsweep.worker.replay import Replay
-    from detsweep.worker.snapshot import Snapshot
-
     rank, spec = int(os.environ["RANK"]), read_json(Path(folder) / "spec.json")
     config = spec["config"]
     device = sharding.open_device(config["device"])
@@ -193,20 +176,20 @@ def ranks(folder: str) -> None:
             dist.barrier()
             start = time.perf_counter()
             # One run by itself: `steps` would add unobserved runs and snapshots of its own to both arms.
-            step = replay._observed_run(0, 1)
-            return step.milliseconds, (time.perf_counter() - start) * 1e3
+            done = replay._observed_run(0, 1)
+            whole = (time.perf_counter() - start) * 1e3
+            assert bool(done.stream.digests("block_pre")) == (level != "off")
+            return done.milliseconds, whole
 
         return run
 
     gc.freeze()
-    gc.enable()
     snapshot = Snapshot.take(model, device)
     # (pair, arm, part); a run has taken as long as on its slowest rank.
     times = torch.tensor(in_turn(arm("block"), arm("off"), pairs=PAIRS, warm_up=3))
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
     if rank == 0:
-        parts = {part: times[..., number].tolist() for number, part in enumerate(PARTS)}
-        write_json(Path(folder) / "times.json", parts)
+        write_json(Path(folder) / "times.json", {part: times[..., n].tolist() for n, part in enumerate(PARTS)})
     dist.destroy_process_group()
     # As detsweep's ranks leave: gloo's threads do not always survive the interpreter's own end.
     os._exit(0)
@@ -217,17 +200,13 @@ def fingerprint(repeats: int) -> list[Figure]:
     figures = []
     for dtype in ("float32", "bfloat16"):
         name, speeds = inner("throughput", checksum, dtype, str(repeats))
-        figure = compared("fingerprint", f"{name} / bitsum, {dtype}", speeds, 10.0, "GB/s")
-        figures.append(replace(figure, at_least=True))
+        groups = [[pair] for pair in speeds]
+        figures.append(ratios("fingerprint", f"{name} / bitsum, {dtype}", groups, 10.0, "GB/s", at_least=True))
     return figures
 
 
-def throughput(checksum: str, dtype: str, repeats: str) -> tuple[str, list[tuple[float, float]]]:
+def throughput(checksum: str, dtype: str, repeats: str) -> tuple[str, Pairs]:
     """What `checksum` stands for on CPU, and its GB/s and bitsum's in turn over one tensor of 64 MiB."""
-    import torch
-
-    from detsweep import fingerprints
-
     torch.set_num_threads(1)
     of_dtype = getattr(torch, dtype)
     tensor = torch.randn(64 * MIB // of_dtype.itemsize).to(of_dtype)
@@ -242,14 +221,13 @@ def throughput(checksum: str, dtype: str, repeats: str) -> tuple[str, list[tuple
 def memory(repeats: int) -> list[Figure]:
     figures = []
     for checksum in ("xxh3", "mixed", "bitsum"):
-        for case in ("float32 1024 contiguous", "float32 512 transposed", "int8 256 contiguous"):
-            dtype, size, order = case.split()
-            values = [inner("peak", checksum, dtype, size, order) for _ in range(repeats)]
-            figures.append(Figure("memory", f"{checksum}, {dtype} {size} MiB, {order}", values, 64.0, unit="MiB"))
+        for case in ("float32 1024 MiB", "float32 512 MiB transposed", "int8 256 MiB"):
+            values = [inner("peak", checksum, case) for _ in range(repeats)]
+            figures.append(Figure("memory", f"{checksum}, {case}", values, 64.0, unit="MiB"))
     return figures
 
 
-def peak(checksum: str, dtype: str, size: str, order: str) -> float:
+def peak(checksum: str, case: str) -> float:
     """MiB by which this process grew at most while it took its first fingerprint.
 
     VmHWM is the kernel's own record of the most that was resident, so no short-lived temporary can hide between two
@@ -257,14 +235,10 @@ def peak(checksum: str, dtype: str, size: str, order: str) -> float:
     what fingerprinting takes behind what making the tensor took. All pages of the tensor have been written before, so
     the starting value holds them; what the first call loads or keeps counts.
     """
-    import torch
-
-    from detsweep import fingerprints
-
+    dtype, size, _, *transposed = case.split()
     of_dtype = getattr(torch, dtype)
     tensor = torch.ones(4096, int(size) * MIB // 4096 // of_dtype.itemsize, dtype=of_dtype)
-    tensor = tensor.t() if order == "transposed" else tensor
-    assert tensor.is_contiguous() == (order == "contiguous")
+    tensor = tensor.t() if transposed else tensor
     _, function = fingerprints.select(checksum, "cpu")
     Path("/proc/self/clear_refs").write_text("5")
     before = _resident("VmRSS")
@@ -274,27 +248,25 @@ def peak(checksum: str, dtype: str, size: str, order: str) -> float:
 
 
 def _resident(field: str) -> float:
-    found = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found is not None, f"no {field} in /proc/self/status"
-    return int(found[1]) / 1024
+    return int(re.findall(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)[0]) / 1024
 
 
 def sweep(repeats: int) -> list[Figure]:
-    variables = environment(trial_spec())
+    spec = trial_spec()
     with tempfile.TemporaryDirectory(prefix="detsweep-") as scratch:
         script = Path(scratch) / "bare.py"
         script.write_text(BARE_RANK)
 
         def cells() -> None:
             command = [sys.executable, "-m", "detsweep", "-m", "device=cpu", "dtype=bf16,fp16", "experts=1,4"]
-            finish([*command, f"folder={tempfile.mkdtemp(dir=scratch)}"], variables)
+            finish([*command, f"folder={tempfile.mkdtemp(dir=scratch)}"], spec)
 
         def launches() -> None:
             for _ in range(4):
-                finish(torchrun(str(script)), variables)
+                finish(torchrun(str(script)), spec)
 
         pairs = in_turn(lambda: seconds(cells), lambda: seconds(launches), pairs=max(3, repeats), warm_up=0)
-    return [compared("sweep", "4 cells / 4 bare launches", pairs, 1.5, "s")]
+    return [ratios("sweep", "4 cells / 4 bare launches", [[pair] for pair in pairs], 1.5, "s")]
 
 
 FIGURES: dict[str, Callable[[int], list[Figure]]] = {f.__name__: f for f in (observe, fingerprint, memory, sweep)}
@@ -304,27 +276,24 @@ INNER: dict[str, Callable[..., Any]] = {f.__name__: f for f in (ranks, throughpu
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=FIGURES, action="append", help="measure this one; may be given again")
-    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="repetitions of each figure (default: 5)")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="default: 5; sweep takes at least 3")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures with all their values")
     parser.add_argument("--inner", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.inner:
-        what, *rest = arguments.inner
-        print(json.dumps(INNER[what](*rest)))
+        print(json.dumps(INNER[arguments.inner[0]](*arguments.inner[1:])))
         return 0
     if arguments.repeats < 1:
         parser.error("--repeats must be at least 1")
-    from rich.console import Console
-    from rich.table import Table
-
     figures: list[Figure] = []
     for name in arguments.only or FIGURES:
         print(f"measuring {name} ...", file=sys.stderr)
         figures += FIGURES[name](arguments.repeats)
-    table = Table("figure", "case", "median", "min", "max", "limit", "", "of")
+    table = Table("figure", "case", "median", "min", "max", "limit", "", "medians of both sides")
     for figure in figures:
-        table.add_row(*figure.row())
-    # Of a width of its own, so that a log file gets the same table.
+        numbers = (f"{of(figure.values):.3f}" for of in (median, min, max))
+        limit = f"{'>=' if figure.at_least else '<='} {figure.limit:g} {figure.unit}"
+        table.add_row(figure.name, figure.case, *numbers, limit, "ok" if figure.kept else "missed", figure.detail)
     Console(width=120).print(table)
     if arguments.json:
         rows = [{**asdict(figure), "median": median(figure.values), "kept": figure.kept} for figure in figures]

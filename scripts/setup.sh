@@ -59,7 +59,7 @@ install_torch() {
         Linux-)
             echo "detsweep: no GPU seen, installing the CPU build of torch $torch_cpu"
             "$python" -m pip install --quiet "torch==$torch_cpu+cpu" 2>/dev/null ||
-                "$python" -m pip install --quiet "torch==$torch_cpu+cpu" \
+                "$python" -m pip install --quiet --retries 1 "torch==$torch_cpu+cpu" \
                     --extra-index-url https://download.pytorch.org/whl/cpu ||
                 fail "no CPU build of torch $torch_cpu for this Python; install one, then run this again"
             ;;

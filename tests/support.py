@@ -110,6 +110,7 @@ def write_rank(
     """Write what a rank leaves behind; `differs` maps (step, run) to the record from which on that run differs."""
     places = differs or {}
     comparisons, steps = [], []
+    trial.folder.mkdir(parents=True, exist_ok=True)
     for step in range(spec["config"]["steps"]):
         streams = [
             full_stream(rank, step, run, differs_from=places.get((step, run)))

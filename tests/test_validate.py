@@ -79,9 +79,9 @@ def test_a_key_appended_past_the_schema_is_refused_at_any_depth() -> None:
     assert len(lines) == 2
 
 
-@pytest.mark.parametrize(("override", "line"), [("~seed", "seed: must have a value"), ("~env", "env: must have a value")])
-def test_a_key_deleted_from_the_schema_is_refused(override: str, line: str) -> None:
-    assert _lines(override) == [line]
+@pytest.mark.parametrize("key", ["seed", "env"])
+def test_a_key_deleted_from_the_schema_is_refused(key: str) -> None:
+    assert _lines(f"~{key}") == [f"{key}: must have a value"]
 
 
 def test_heads_must_divide_the_hidden_size() -> None:

@@ -20,7 +20,7 @@ CONFIDENCE = 0.95
 WORST_FIRST = ("diverged", "error", "timeout", "invalid", "none", "pass", "unsupported")
 MATRIX_COLUMNS = (
     "verdict", "fault", "mitigation", "diverged", "errors", "replays", "upper_bound", "first", "ranks",
-    "plain_step_ms", "step_ms",
+    "plain_step_ms", "step_ms", "error", "log_tail",
 )  # fmt: skip
 
 
@@ -30,7 +30,7 @@ def cell_table(sweep: Sweep) -> pd.DataFrame:
     Columns: the axes that vary; `verdict`, the worst of its trials; `fault` and `mitigation` where any cell has one;
     `diverged` as "diverged/valid trials"; `errors`; `replays` as "diverged/compared replays"; `upper_bound`, below
     which the rate per replay lies with 95% confidence when none diverged; `first` divergence and its `ranks`;
-    milliseconds of a step without and with observation (medians).
+    milliseconds of a step without and with observation (medians); the first `error` and the end of its log.
     """
     rows = [_cell_row(sweep, group) for _, group in sweep.trials.groupby("cell", sort=False, dropna=False)]
     # The cell column names rows of a sweep without axes, and of a cell whose own file is broken.
@@ -95,6 +95,7 @@ def _cell_row(sweep: Sweep, group: pd.DataFrame) -> dict[str, Any]:
     valid = sum(verdict in VALID for verdict in verdicts)
     replays, diverged_replays = int(group["replays"].sum()), int(group["diverged_replays"].sum())
     diverged = group[group["verdict"] == "diverged"]
+    failed = group[group["error"].notna()]
     row: dict[str, Any] = {name: group[name].iloc[0] for name in ("cell", "slug", "fault", "mitigation", *sweep.axes)}
     return {
         **row,
@@ -107,6 +108,8 @@ def _cell_row(sweep: Sweep, group: pd.DataFrame) -> dict[str, Any]:
         "ranks": _rank_list(diverged.iloc[0]["first_ranks"]) if len(diverged) else "",
         "plain_step_ms": group["plain_step_ms"].median(),
         "step_ms": group["step_ms"].median(),
+        "error": str(failed.iloc[0]["error"]) if len(failed) else "",
+        "log_tail": str(failed.iloc[0]["log_tail"] or "") if len(failed) else "",
     }
 
 

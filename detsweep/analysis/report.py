@@ -40,6 +40,7 @@ MARKS = {
     "unsupported": "- unsupported",
     "none": "? none yet",
 }
+WIDE = 160
 STYLES = {"pass": "green", "diverged": "bold red", "unsupported": "dim", "none": "dim"}
 
 
@@ -59,15 +60,18 @@ def print_report(sweep: Sweep, console: Console | None = None) -> None:
     view = Table(box=None, pad_edge=False, header_style="bold")
     shown = _readable(table)
     for column in list(shown.columns):
-        if (shown[column] == "").all():
+        # An error's text is long, and stands below the table too.
+        if (shown[column] == "").all() or (column == "error" and console.width < WIDE):
             del shown[column]
             continue
-        right, wide = column.endswith("\nms"), column == HEADERS["first"]
+        right, wide = column.endswith("\nms"), column in (HEADERS["first"], "error")
         view.add_column(escape(column), justify="right" if right else "left", overflow="fold", no_wrap=not wide)
     for verdict, (_, row) in zip(table["verdict"], shown.iterrows(), strict=True):
         view.add_row(*(escape(str(item)) for item in row), style=STYLES.get(verdict, "yellow"))
-    console.print(view)
-    for line in [*failures(sweep), *summary(sweep)]:
+    with console.capture() as captured:
+        console.print(view)
+    console.out("\n".join(line.rstrip() for line in captured.get().splitlines()), highlight=False)
+    for line in [*failures(sweep, Path.cwd()), *summary(sweep)]:
         console.print(escape(line), soft_wrap=True)
 
 
@@ -83,19 +87,23 @@ def markdown(sweep: Sweep, table: pd.DataFrame) -> Iterator[str]:
     yield ""
     for line in summary(sweep):
         yield f"- {line}"
-    failed = list(failures(sweep))
+    failed = list(failures(sweep, sweep.folder))
     if failed:
         yield from ("", "## Failures", "", "```", *failed, "```")
 
 
-def failures(sweep: Sweep) -> Iterator[str]:
-    """Each trial without a verdict about repeating: what failed, on which rank, and the last lines of its log."""
+def failures(sweep: Sweep, base: Path) -> Iterator[str]:
+    """Each trial without a verdict about repeating: what failed, on which rank, and the last lines of its log.
+
+    Paths below `base` are given relative to it.
+    """
     for _, trial in sweep.trials.iterrows():
         if trial["verdict"] not in (*FAILED, "unsupported"):
             continue
         yield f"{trial['slug']} trial {trial['trial']}: {trial['verdict']}: {trial['error']}"
         if isinstance(trial["log"], str):
-            yield f"  {_relative(trial['log'])}"
+            log = Path(trial["log"])
+            yield f"  {log.relative_to(base) if log.is_relative_to(base) else log}"
         if isinstance(trial["log_tail"], str):
             yield from (f"  | {line}" for line in trial["log_tail"].splitlines())
 
@@ -143,7 +151,9 @@ def exit_code(sweep: Sweep) -> int:
 
 
 def _readable(table: pd.DataFrame) -> pd.DataFrame:
-    shown = table.copy()
+    # The end of a log has lines of its own below the table.
+    empty = ["error"] if (table["error"] == "").all() else []
+    shown = table.drop(columns=["log_tail", *empty])
     for column in shown.columns:
         if column == "upper_bound":
             shown[column] = [_format(value, "< {:.1%}") for value in shown[column]]
@@ -156,8 +166,3 @@ def _readable(table: pd.DataFrame) -> pd.DataFrame:
 
 def _format(value: Any, template: str) -> str:
     return "" if pd.isna(value) else template.format(float(value))
-
-
-def _relative(path: str) -> str:
-    here = Path.cwd()
-    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path

@@ -33,6 +33,10 @@ def run_rank(spec: Mapping[str, Any], paths: TrialPaths, rank: int, progress: Pr
     sharding.open_group(device)
     if dist.get_world_size() != spec["world_size"]:
         raise RuntimeError(f"world size is {dist.get_world_size()}, the trial asks for {spec['world_size']}")
+    try:
+        paths.records(rank).touch(exist_ok=False)
+    except FileExistsError:
+        raise FileExistsError(f"{paths.records(rank)} exists: this trial has been run, and is not run over") from None
     replay = _prepare(config, rank, device, progress)
     lost = settings.lost(spec["settings"]["env"], spec["settings"]["torch"])
     write_json(paths.environment(rank), environment_report(rank, device))

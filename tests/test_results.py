@@ -1,0 +1,253 @@
+"""A trial's verdict from what its ranks left on disk, and that none of it can go missing unseen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from detsweep import results
+from detsweep.capture import SCHEMA
+from detsweep.paths import TrialPaths, read_json, write_json
+from detsweep.results import merge, read_result, unsupported
+from tests.support import BLOCK_0_POST, BLOCK_1_POST, INPUT, LOSS, SEQUENCE, one_cell, write_rank, write_trial
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> TrialPaths:
+    return TrialPaths(tmp_path / "trial0")
+
+
+def _ranks(trial: TrialPaths, **options: Any) -> dict[str, Any]:
+    """Two ranks that ended well, and the spec that asked for them."""
+    spec = one_cell("steps=2", "runs=3").spec(0)
+    for rank in range(2):
+        write_rank(trial, spec, rank, **options)
+    return spec
+
+
+def _merged(trial: TrialPaths, spec: Mapping[str, Any]) -> dict[str, Any]:
+    return merge(trial, spec, returncode=0, timeout_min=None, seconds=1.23456)
+
+
+def test_ranks_without_a_divergence_pass(trial: TrialPaths) -> None:
+    spec = _ranks(trial)
+    result = _merged(trial, spec)
+    assert (result["verdict"], result["error"], result["first"]) == ("pass", None, None)
+    assert (result["diverged_ranks"], result["differs"]) == ([], {})
+    # Two steps of three runs: the second and third run of each are compared with the first.
+    assert (result["replays"], result["diverged_replays"]) == (4, 0)
+    assert (result["schema"], result["cell"], result["trial"]) == (SCHEMA, spec["cell"], 0)
+    assert (result["seconds"], result["step_ms"], result["plain_step_ms"]) == (1.235, 3.0, 2.0)
+    assert [rank["rank"] for rank in result["ranks"]] == [0, 1]
+    sizes = {f"rank00{rank}.jsonl": trial.records(rank).stat().st_size for rank in range(2)}
+    assert result["files"] == sizes
+
+
+def test_a_result_is_plain_json(trial: TrialPaths) -> None:
+    result = write_trial(trial, one_cell(), differs={0: {(0, 2): INPUT}})
+    assert json.loads(json.dumps(result)) == result
+    assert read_json(trial.result) == result
+
+
+def test_one_diverged_rank_makes_the_trial_diverge(trial: TrialPaths) -> None:
+    result = write_trial(trial, one_cell("runs=3"), differs={1: {(0, 3): BLOCK_1_POST}})
+    first = result["first"]
+    assert result["verdict"] == "diverged"
+    assert result["diverged_ranks"] == [1]
+    assert (first["rank"], first["step"], first["run"]) == (1, 0, "r3")
+    assert (first["site"], first["block"], first["seq"]) == ("block_post", 1, BLOCK_1_POST)
+    assert (result["replays"], result["diverged_replays"]) == (2, 1)
+    assert result["differs"] == {"block_post": 1, "logits": 1, "loss": 1, "grad": 1, "param": 1}
+
+
+@pytest.mark.parametrize(
+    ("differs", "expected"),
+    [
+        ({0: {(1, 2): INPUT}, 1: {(0, 3): LOSS}}, (1, 0, "r3", "loss")),
+        ({0: {(0, 3): INPUT}, 1: {(0, 2): LOSS}}, (1, 0, "r2", "loss")),
+        ({0: {(0, 2): BLOCK_1_POST}, 1: {(0, 2): BLOCK_0_POST}}, (1, 0, "r2", "block_post")),
+        ({0: {(0, 2): LOSS}, 1: {(0, 2): LOSS}}, (0, 0, "r2", "loss")),
+    ],
+    ids=["step before run", "run before record", "record before rank", "lowest rank"],
+)
+def test_the_trials_first_divergence_is_the_earliest_of_all_ranks(
+    trial: TrialPaths, differs: dict[int, dict[tuple[int, int], int]], expected: tuple[int, int, str, str]
+) -> None:
+    first = write_trial(trial, one_cell("steps=2", "runs=3"), differs=differs)["first"]
+    assert (first["rank"], first["step"], first["run"], first["site"]) == expected
+
+
+def test_runs_are_ordered_by_number_and_not_by_letters(trial: TrialPaths) -> None:
+    result = write_trial(trial, one_cell("runs=10"), differs={0: {(0, 10): INPUT}, 1: {(0, 9): LOSS}})
+    assert result["first"]["run"] == "r9"
+
+
+def test_a_replay_that_several_ranks_saw_diverge_counts_once(trial: TrialPaths) -> None:
+    differs = {0: {(0, 2): INPUT, (1, 3): INPUT}, 1: {(0, 2): LOSS}}
+    result = write_trial(trial, one_cell("steps=2", "runs=3"), differs=differs)
+    assert (result["replays"], result["diverged_replays"]) == (4, 2)
+    assert result["differs"]["loss"] == 3
+
+
+def test_times_are_those_of_the_slowest_rank(trial: TrialPaths) -> None:
+    spec = one_cell().spec(0)
+    write_rank(trial, spec, 0, milliseconds=5.0, plain_milliseconds=1.0)
+    write_rank(trial, spec, 1, milliseconds=4.0, plain_milliseconds=7.0)
+    result = _merged(trial, spec)
+    assert (result["step_ms"], result["plain_step_ms"]) == (5.0, 7.0)
+
+
+@pytest.mark.parametrize("differs", [{}, {0: {(0, 2): INPUT}}], ids=["passed", "diverged"])
+def test_a_setting_that_was_lost_makes_the_trial_invalid(
+    trial: TrialPaths, differs: dict[int, dict[tuple[int, int], int]]
+) -> None:
+    lost = {1: ["NCCL_ALGO should be Ring, is unset"]}
+    result = write_trial(trial, one_cell(), differs=differs, lost=lost)
+    assert result["verdict"] == "invalid"
+    assert result["error"] == "not in force: rank 1: NCCL_ALGO should be Ring, is unset"
+
+
+# --- what is missing is never a pass ---------------------------------------------------------------------------------
+
+
+def _error(trial: TrialPaths, spec: Mapping[str, Any]) -> str:
+    result = _merged(trial, spec)
+    assert result["verdict"] == "error"
+    assert "files" not in result
+    return str(result["error"])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_missing_rank_is_an_error_that_names_its_file(trial: TrialPaths, rank: int) -> None:
+    spec = _ranks(trial)
+    trial.rank_result(rank).unlink()
+    assert _error(trial, spec) == f"{trial.rank_result(rank)} is missing"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_missing_records_are_an_error_that_names_the_file(trial: TrialPaths, rank: int) -> None:
+    spec = _ranks(trial)
+    trial.records(rank).unlink()
+    assert _error(trial, spec) == f"{trial.records(rank)} is missing"
+
+
+def test_torn_records_are_an_error_that_names_file_and_line(trial: TrialPaths) -> None:
+    spec = _ranks(trial)
+    with trial.records(1).open("r+b") as file:
+        file.truncate(trial.records(1).stat().st_size - 5)
+    assert _error(trial, spec) == f"{trial.records(1)} is cut off in line 6"
+
+
+def test_records_that_end_early_are_an_error(trial: TrialPaths) -> None:
+    spec = _ranks(trial)
+    lines = trial.records(0).read_text().splitlines(keepends=True)
+    trial.records(0).write_text("".join(lines[:-1]))
+    assert _error(trial, spec) == f"{trial.records(0)} holds 5 runs that are not the 6 of rank 0"
+
+
+def test_runs_in_another_order_are_an_error(trial: TrialPaths) -> None:
+    spec = _ranks(trial)
+    lines = trial.records(0).read_text().splitlines(keepends=True)
+    trial.records(0).write_text("".join(reversed(lines)))
+    assert "runs that are not the 6 of rank 0" in _error(trial, spec)
+
+
+def test_records_of_another_rank_are_an_error(trial: TrialPaths) -> None:
+    spec = _ranks(trial)
+    trial.records(1).write_text(trial.records(0).read_text())
+    assert _error(trial, spec) == f"{trial.records(1)} holds 6 runs that are not the 6 of rank 1"
+
+
+@pytest.mark.parametrize(("key", "value"), [("rank", 0), ("schema", SCHEMA + 1)])
+def test_a_result_that_is_not_the_ranks_own_is_an_error(trial: TrialPaths, key: str, value: int) -> None:
+    spec = _ranks(trial)
+    write_json(trial.rank_result(1), {**read_json(trial.rank_result(1)), key: value})
+    assert _error(trial, spec) == f"{trial.rank_result(1)} is not rank 1's result in schema {SCHEMA}"
+
+
+def test_a_torn_rank_result_is_an_error(trial: TrialPaths) -> None:
+    spec = _ranks(trial)
+    trial.rank_result(0).write_text('{"schema": 1,')
+    assert _error(trial, spec).startswith(f"{trial.rank_result(0)} cannot be read: ")
+
+
+def test_a_rank_that_failed_is_an_error_even_when_all_files_are_there(trial: TrialPaths) -> None:
+    spec = _ranks(trial)
+    result = merge(trial, spec, returncode=1, timeout_min=None, seconds=1.0)
+    assert (result["verdict"], result["error"]) == ("error", "torchrun ended with exit code 1")
+
+
+def test_a_time_limit_is_a_timeout_whatever_the_files_say(trial: TrialPaths) -> None:
+    result = merge(trial, _ranks(trial), returncode=0, timeout_min=0.5, seconds=30.0)
+    assert (result["verdict"], result["seconds"]) == ("timeout", 30.0)
+    assert result["error"] == "no end after 0.5 min: ranks 0, 1 never started"
+
+
+# --- reading a result again ------------------------------------------------------------------------------------------
+
+
+def test_a_trial_without_a_result_has_none(trial: TrialPaths) -> None:
+    assert read_result(trial) is None
+
+
+def test_a_result_is_read_as_it_was_written(trial: TrialPaths) -> None:
+    assert write_trial(trial, one_cell()) == read_result(trial)
+
+
+def _read_error(trial: TrialPaths) -> str:
+    result = read_result(trial)
+    assert result is not None
+    assert result["verdict"] == "error"
+    return str(result["error"])
+
+
+def test_a_deleted_rank_file_turns_a_pass_into_an_error(trial: TrialPaths) -> None:
+    write_trial(trial, one_cell())
+    trial.records(1).unlink()
+    assert _read_error(trial) == f"{trial.records(1)} is missing"
+
+
+@pytest.mark.parametrize("change", [-1, +1])
+def test_a_rank_file_of_another_size_turns_a_pass_into_an_error(trial: TrialPaths, change: int) -> None:
+    size = write_trial(trial, one_cell())["files"]["rank000.jsonl"]
+    with trial.records(0).open("r+b") as file:
+        file.truncate(size + change)
+    assert _read_error(trial) == f"{trial.records(0)} has {size + change} bytes, {size} were written"
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"schema": 1, "verdict": "pass"', "[]"])
+def test_a_torn_result_is_an_error_that_names_it(trial: TrialPaths, text: str) -> None:
+    write_trial(trial, one_cell())
+    trial.result.write_text(text)
+    assert str(trial.result) in _read_error(trial)
+
+
+@pytest.mark.parametrize("content", [{"schema": 99, "verdict": "pass"}, {"verdict": "pass"}, {"schema": 1}])
+def test_a_result_of_another_schema_is_an_error_that_names_it(trial: TrialPaths, content: dict[str, Any]) -> None:
+    write_json(trial.result, content)
+    assert str(trial.result) in _read_error(trial)
+
+
+def test_a_verdict_that_does_not_exist_is_an_error(trial: TrialPaths) -> None:
+    write_json(trial.result, {"schema": SCHEMA, "verdict": "fine"})
+    assert str(trial.result) in _read_error(trial)
+
+
+def test_an_unsupported_trial_has_a_result_with_its_reason(trial: TrialPaths) -> None:
+    write_json(trial.result, unsupported(one_cell().spec(0), "only for amd"))
+    result = read_result(trial)
+    assert result is not None
+    assert (result["verdict"], result["error"]) == ("unsupported", "only for amd")
+
+
+def test_only_verdicts_about_repeating_are_settled() -> None:
+    assert set(results.VERDICTS) - set(results.SETTLED) == {"invalid", "error", "timeout"}
+
+
+def test_the_written_streams_are_those_the_tests_name() -> None:
+    places = {INPUT: "input", BLOCK_0_POST: "block_post", BLOCK_1_POST: "block_post", LOSS: "loss"}
+    assert {place: SEQUENCE[place][0] for place in places} == places

@@ -1,0 +1,121 @@
+"""Observation: every block in the order of execution, and at level off nothing at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from detsweep.failures import position
+from detsweep.fingerprints import bitsum, mixed, xxh3
+from detsweep.worker.model import RepeatedBlockModel, batch, build
+from detsweep.worker.observe import Observer
+from detsweep.worker.progress import Progress
+from tests.support import compose
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def model() -> RepeatedBlockModel:
+    return build(compose("model.num_layers=3"), CPU)
+
+
+def _observer(model: RepeatedBlockModel, folder: Path, level: str = "block") -> Observer:
+    progress = Progress(folder / "rank000.progress")
+    return Observer(model, level=level, checksum="xxh3", fingerprint=xxh3, progress=progress)
+
+
+def test_blocks_are_recorded_in_the_order_of_execution(model: RepeatedBlockModel, tmp_path: Path) -> None:
+    observer = _observer(model, tmp_path)
+    ids, _ = batch(compose(), 0, CPU)
+    observer.record("input", "input_ids", ids)
+    with observer.observed():
+        logits = model(ids)
+    observer.record("logits", "logits", logits)
+    stream = observer.finish(rank=3, step=2, run="r4")
+    assert (stream.rank, stream.step, stream.run, stream.checksum) == (3, 2, "r4", "xxh3")
+    assert [(record.seq, record.site, record.name, record.block) for record in stream.records] == [
+        (0, "input", "input_ids", None),
+        (1, "block_pre", "blocks.0", 0),
+        (2, "block_post", "blocks.0", 0),
+        (3, "block_pre", "blocks.1", 1),
+        (4, "block_post", "blocks.1", 1),
+        (5, "block_pre", "blocks.2", 2),
+        (6, "block_post", "blocks.2", 2),
+        (7, "logits", "logits", None),
+    ]
+
+
+def test_records_are_of_what_the_blocks_really_get_and_give(model: RepeatedBlockModel, tmp_path: Path) -> None:
+    ids, _ = batch(compose(), 0, CPU)
+    hidden = [model.embedding(ids)]
+    for block in model.blocks:
+        hidden.append(block(hidden[-1]))
+    observer = _observer(model, tmp_path)
+    with observer.observed():
+        model(ids)
+    stream = observer.finish(rank=0, step=0, run="r1")
+    assert stream.digests("block_pre") == [xxh3(one) for one in hidden[:-1]]
+    assert stream.digests("block_post") == [xxh3(one) for one in hidden[1:]]
+    assert {(record.dtype, record.shape) for record in stream.records} == {("bfloat16", (2, 32, 64))}
+
+
+def test_hooks_are_gone_after_the_step_even_where_it_failed(model: RepeatedBlockModel, tmp_path: Path) -> None:
+    observer = _observer(model, tmp_path)
+    with pytest.raises(IndexError), observer.observed():
+        model(torch.full((1, 4), 10_000))
+    assert not any(block._forward_hooks or block._forward_pre_hooks for block in model.blocks)
+
+
+def test_at_level_off_nothing_is_hooked(model: RepeatedBlockModel, tmp_path: Path) -> None:
+    observer = _observer(model, tmp_path, "off")
+    with observer.observed():
+        assert not any(block._forward_hooks or block._forward_pre_hooks for block in model.blocks)
+        model(batch(compose(), 0, CPU)[0])
+    assert observer.finish(rank=0, step=0, run="r1").records == ()
+
+
+def test_at_level_off_what_the_caller_records_is_there(model: RepeatedBlockModel, tmp_path: Path) -> None:
+    observer = _observer(model, tmp_path, "off")
+    observer.record("param", "norm.weight", model.norm.weight)
+    assert observer.finish(rank=0, step=0, run="r1").digests("param") == [xxh3(model.norm.weight)]
+
+
+def test_each_run_starts_empty(model: RepeatedBlockModel, tmp_path: Path) -> None:
+    observer = _observer(model, tmp_path)
+    observer.record("loss", "loss", torch.tensor(1.0))
+    assert len(observer.finish(rank=0, step=0, run="r1").records) == 1
+    observer.record("loss", "loss", torch.tensor(2.0))
+    stream = observer.finish(rank=0, step=0, run="r2")
+    assert [(record.seq, record.digest) for record in stream.records] == [(0, xxh3(torch.tensor(2.0)))]
+
+
+def test_a_digest_of_ones_own_takes_the_place_of_the_fingerprint(model: RepeatedBlockModel, tmp_path: Path) -> None:
+    observer = _observer(model, tmp_path)
+    assert observer.record("loss", "loss", torch.tensor(1.0), digest=42) == 42
+    assert observer.finish(rank=0, step=0, run="r1").digests("loss") == [42]
+
+
+@pytest.mark.parametrize("fingerprint", [mixed, bitsum])
+def test_a_digest_is_taken_at_once_and_not_at_the_end(
+    model: RepeatedBlockModel, tmp_path: Path, fingerprint: object
+) -> None:
+    progress = Progress(tmp_path / "rank000.progress")
+    observer = Observer(model, level="block", checksum="x", fingerprint=fingerprint, progress=progress)  # type: ignore[arg-type]
+    buffer = torch.arange(10.0)
+    observer.record("buffer", "a", buffer)
+    buffer.add_(1.0)
+    observer.record("buffer", "b", buffer)
+    one, other = observer.finish(rank=0, step=0, run="r1").digests("buffer")
+    assert one != other
+
+
+def test_a_rank_says_which_block_it_is_in(model: RepeatedBlockModel, tmp_path: Path) -> None:
+    observer = _observer(model, tmp_path)
+    with observer.observed():
+        model(batch(compose(), 0, CPU)[0])
+    place = position(tmp_path / "rank000.progress")
+    assert place is not None
+    assert place.block == 2

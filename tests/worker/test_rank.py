@@ -1,0 +1,227 @@
+"""A whole rank in this process, the only one of its group: real FSDP2, real records, real faults."""
+
+from __future__ import annotations
+
+import gc
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from detsweep import results
+from detsweep.capture import Stream, read_streams
+from detsweep.paths import TrialPaths, read_json, write_json
+from detsweep.worker.progress import Progress
+from detsweep.worker.rank import run_rank
+from detsweep.worker.settings import apply, read_back
+from detsweep.worker.snapshot import RandomState
+from tests.support import one_cell
+
+Rank = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> TrialPaths:
+    return TrialPaths(tmp_path)
+
+
+@pytest.fixture
+def rank(trial: TrialPaths, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
+    """Run rank 0 of a cell of one rank and return what it says; leaves this process as it was."""
+    switches, random_state = read_back(), RandomState.now(torch.device("cpu"))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    variables = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in {**variables, "OMP_NUM_THREADS": torch.get_num_threads()}.items():
+        monkeypatch.setenv(name, str(value))
+
+    def run(*overrides: str, spec: dict[str, Any] | None = None) -> dict[str, Any]:
+        asked = spec or one_cell("world.nproc_per_node=1", "warmup=0", *overrides).spec(0)
+        write_json(trial.spec, asked)
+        result = run_rank(asked, trial, 0, Progress(trial.progress(0)))
+        write_json(trial.rank_result(0), result)
+        return result
+
+    yield run
+    gc.unfreeze()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    apply({name: switches[name] for name in ("deterministic_algorithms", "cudnn_deterministic", "cudnn_benchmark")})
+    random_state.restore(torch.device("cpu"))
+
+
+def _streams(trial: TrialPaths) -> list[Stream]:
+    return read_streams(trial.records(0))
+
+
+def _places(stream: Stream) -> list[tuple[str, str]]:
+    return [(record.site, record.name) for record in stream.records]
+
+
+def test_a_clean_rank_repeats_and_records_every_run(rank: Rank, trial: TrialPaths) -> None:
+    result = rank("steps=2", "runs=3", "experts=4", "moe=topk", "warmup=1")
+    assert (result["verdict"], result["divergences"], result["lost"], result["differs"]) == ("pass", [], [], {})
+    assert (result["replays"], result["diverged_replays"]) == (4, 0)
+    streams = _streams(trial)
+    assert [(one.step, one.run) for one in streams] == [(step, f"r{run}") for step in (0, 1) for run in (1, 2, 3)]
+    assert result["records_compared"] == 4 * len(streams[0].records)
+    # No optimizer step between them: each step starts from the same parameters, with other random numbers or none.
+    assert streams[0].digests("grad") == streams[3].digests("grad")
+    assert not dist.is_initialized()
+    merged = results.merge(trial, read_json(trial.spec), returncode=0, timeout_min=None, seconds=1.0)
+    assert merged["verdict"] == "pass"
+
+
+def test_records_come_in_the_order_of_the_step(rank: Rank, trial: TrialPaths) -> None:
+    rank("model.num_layers=2")
+    places = _places(_streams(trial)[0])
+    assert places[:5] == [
+        ("rng", "start.python"),
+        ("rng", "start.python_gauss"),
+        ("rng", "start.numpy"),
+        ("rng", "start.numpy_gauss"),
+        ("rng", "start.torch"),
+    ]
+    assert places[5:14] == [
+        ("input", "input_ids"),
+        ("input", "labels"),
+        ("block_pre", "blocks.0"),
+        ("block_post", "blocks.0"),
+        ("block_pre", "blocks.1"),
+        ("block_post", "blocks.1"),
+        ("logits", "logits"),
+        ("loss", "loss"),
+        ("grad", "blocks.1.attention_norm.weight"),
+    ]
+    sites = [site for site, _ in places]
+    assert sites == sorted(sites[:14], key=sites.index) + sites[14:]
+    grads = [name for site, name in places if site == "grad"]
+    params = [name for site, name in places if site == "param"]
+    assert sorted(grads) == sorted(params)
+    assert [name.split(".")[1] for name in grads[:20]] == ["1"] * 10 + ["0"] * 10
+    assert not any(name.startswith("blocks.") for name in grads[20:])
+    assert sites[-5:] == ["rng"] * 5
+
+
+@pytest.mark.parametrize("run", [1, 2])
+def test_a_flipped_bit_is_found_in_its_block(rank: Rank, run: int) -> None:
+    result = rank("fault=bit_flip", "fault.block=2", f"fault.run={run}")
+    (first,) = result["divergences"]
+    assert result["verdict"] == "diverged"
+    assert (first["site"], first["block"], first["name"]) == ("block_post", 2, "blocks.2")
+    assert (first["run"], first["kind"], first["cause"]) == ("r2", "value", None)
+    assert "block_pre" in result["differs"]
+
+
+def test_a_flipped_input_is_found_as_the_input(rank: Rank) -> None:
+    result = rank("fault=input_flip", "steps=2", "fault.step=1", "runs=3", "fault.run=3")
+    (first,) = result["divergences"]
+    assert (first["step"], first["run"]) == (1, "r3")
+    assert (first["site"], first["name"], first["cause"]) == ("input", "input_ids", "input")
+
+
+def test_a_fault_in_the_reference_shows_in_every_run_after_it(rank: Rank) -> None:
+    result = rank("fault=input_flip", "fault.run=1", "runs=4")
+    assert [one["run"] for one in result["divergences"]] == ["r2", "r3", "r4"]
+
+
+def test_a_rank_told_to_fail_raises(rank: Rank) -> None:
+    with pytest.raises(RuntimeError, match="told to fail"):
+        rank("fault=rank_failure")
+
+
+def test_observation_does_not_change_the_step(rank: Rank, trial: TrialPaths) -> None:
+    rank("observe=block")
+    observed = _streams(trial)
+    trial.records(0).unlink()
+    rank("observe=off")
+    plain = _streams(trial)
+    inside = {"block_pre", "block_post", "logits"}
+    assert not inside & {record.site for record in plain[0].records}
+    for one, other in zip(observed, plain, strict=True):
+        kept = [(r.site, r.name, r.digest) for r in one.records if r.site not in inside]
+        assert kept == [(r.site, r.name, r.digest) for r in other.records]
+
+
+def test_without_observation_a_flipped_bit_still_shows_in_the_loss(rank: Rank) -> None:
+    (first,) = rank("fault=bit_flip", "observe=off", "fault.bit=14")["divergences"]
+    assert first["site"] == "loss"
+
+
+@pytest.mark.parametrize("checksum", ["xxh3", "mixed", "bitsum"])
+def test_every_checksum_repeats_and_is_named(rank: Rank, trial: TrialPaths, checksum: str) -> None:
+    assert rank(f"checksum={checksum}")["verdict"] == "pass"
+    assert {one.checksum for one in _streams(trial)} == {checksum}
+
+
+def test_auto_is_named_as_what_it_was(rank: Rank, trial: TrialPaths) -> None:
+    rank("checksum=auto")
+    assert {one.checksum for one in _streams(trial)} == {"xxh3"}
+
+
+def test_the_global_fingerprint_of_one_rank_is_loss_xor_output(rank: Rank, trial: TrialPaths) -> None:
+    rank("checksum_mode=global", "checksum=bitsum")
+    for line in map(json.loads, trial.records(0).read_text().splitlines()):
+        assert line["global_bits"] == line["loss_bits"] ^ line["output_bits"]
+
+
+def test_the_loss_is_that_of_random_logits(rank: Rank, trial: TrialPaths) -> None:
+    # With small random weights about log(vocabulary); labels equal to the ids would bring it near 0.
+    loss = rank("dtype=fp32")["loss"]
+    assert 5.9 < loss < 6.6
+    bits = torch.tensor(_streams(trial)[0].digests("loss"), dtype=torch.int32)
+    assert bits.view(torch.float32).item() == loss
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32", "bf16_mixed"])
+def test_every_dtype_repeats_in_its_own_dtypes(rank: Rank, trial: TrialPaths, dtype: str) -> None:
+    assert rank(f"dtype={dtype}")["verdict"] == "pass"
+    kept = {"fp16": "float16", "fp32": "float32", "bf16_mixed": "float32"}[dtype]
+    computed = {"fp16": "float16", "fp32": "float32", "bf16_mixed": "bfloat16"}[dtype]
+    records = _streams(trial)[0].records
+    assert {record.dtype for record in records if record.site == "param"} == {kept}
+    assert {record.dtype for record in records if record.site in ("block_pre", "block_post")} == {computed}
+
+
+def test_switches_of_a_mitigation_are_in_force(rank: Rank, trial: TrialPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    assert rank("mitigation=[recipe]")["verdict"] == "pass"
+    report = read_json(trial.environment(0))
+    assert report["settings"]["deterministic_algorithms"] == "warn"
+    assert report["variables"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
+def test_a_variable_that_did_not_arrive_makes_the_rank_invalid(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    result = rank("mitigation=[recipe]", "fault=input_flip")
+    assert result["verdict"] == "invalid"
+    assert result["lost"] == ["CUBLAS_WORKSPACE_CONFIG should be :4096:8, is unset"]
+
+
+def test_a_group_of_another_size_is_refused(rank: Rank) -> None:
+    spec = one_cell("world.nproc_per_node=2").spec(0)
+    with pytest.raises(RuntimeError, match="world size is 1, the trial asks for 2"):
+        rank(spec=spec)
+
+
+def test_the_report_says_what_the_rank_really_had(rank: Rank, trial: TrialPaths) -> None:
+    rank()
+    report = read_json(trial.environment(0))
+    assert report["rank"] == 0
+    assert report["torch"] == str(torch.__version__)
+    assert report["settings"]["num_threads"] == torch.get_num_threads()
+    assert report["device"]["type"] == "cpu"
+    assert report["variables"]["OMP_NUM_THREADS"] == str(torch.get_num_threads())
+    assert "PATH" not in report["variables"]
+    assert any("libtorch" in Path(library).name for library in report["libraries"])
+
+
+@pytest.mark.parametrize(("times", "least"), [("plain_step_ms", 0.0), ("step_ms", 0.0)])
+def test_a_step_takes_time(rank: Rank, times: str, least: float) -> None:
+    assert rank()[times] > least
