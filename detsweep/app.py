@@ -123,7 +123,7 @@ def _discard_empty(folder: Path) -> None:
     """Take back the folders that Hydra made while planning, where nothing of a sweep is in them."""
     if SweepPaths(folder).sweep.exists():
         return
-    (folder / "multirun.yaml").unlink(missing_ok=True)
+    SweepPaths(folder).planned_by_hydra.unlink(missing_ok=True)
     # Of an absolute path only its last part can be ours; of a relative one (runs/<date>/<time>) each part can.
     candidates = [folder] if folder.is_absolute() else [folder, *folder.parents][:-1]
     for path in candidates:

@@ -14,10 +14,13 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 Digest = int | Tensor
-"""An unsigned 64-bit integer, or a 0-d int64 tensor on the tensor's device that becomes one in `collect`."""
+"""A 64-bit integer, or a 0-d int64 tensor on the tensor's device that becomes one in `collect`.
 
-# Bytes worked on at a time. Mixing needs four 64-bit temporaries of a piece, a sum of 8-bit lanes eight times the
-# piece: both stay below 64 MiB with room for what the allocator rounds up.
+xxh3 is unsigned, as its specification has it; sums are signed, as the recipe's contract has it.
+"""
+
+# Worked on at a time: bytes, and for sums elements, which torch widens to 64 bits in a temporary of eight times as many
+# bytes. With the copy of a piece that is not contiguous both stay below 64 MiB.
 PIECE = 4 << 20
 _MASK = (1 << 64) - 1
 _INTEGER_OF_WIDTH = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -53,7 +56,8 @@ def mixed(tensor: Tensor) -> Tensor:
     """Position-mixed sum of 64-bit lanes: order-free to compute, yet every lane knows its place.
 
     Lane i is mixed as splitmix64 mixes its i-th state (Steele, Lea, Flood 2014, with the lane as the seed), and the
-    results are summed modulo 2^64 together with the number of bytes; the last lane is filled up with zero bytes.
+    results are summed modulo 2^64 together with the number of bytes times 0xD6E8FEB86659FD93; the last lane is
+    filled up with zero bytes.
     Integer addition is associative, so any order of threads gives the same 64 bits. Returns a 0-d int64 tensor.
     """
     own = local(tensor)
@@ -76,7 +80,7 @@ def bitsum(tensor: Tensor) -> Tensor:
         own = torch.view_as_real(own)
     integer = _INTEGER_OF_WIDTH[own.element_size()]
     total = torch.zeros((), dtype=torch.int64, device=own.device)
-    for piece in _pieces(own):
+    for piece in _pieces(own, own.element_size() * PIECE):
         for part in piece.view(-1).view(integer).split(PIECE):
             total += part.sum(dtype=torch.int64)
     return total
@@ -117,10 +121,10 @@ def _bytes(contiguous: Tensor) -> Tensor:
     return contiguous.as_strided((contiguous.numel(),), (1,)).view(torch.uint8)
 
 
-def _pieces(tensor: Tensor, buffer: Tensor | None = None) -> Iterator[Tensor]:
+def _pieces(tensor: Tensor, limit: int = PIECE, buffer: Tensor | None = None) -> Iterator[Tensor]:
     """Contiguous parts that follow each other in row-major order; a copy lasts until the next part is asked for.
 
-    All copies share one buffer of at most PIECE bytes: allocated one by one, they scatter over the heap, which then
+    All copies share one buffer of at most `limit` bytes: allocated one by one, they scatter over the heap, which then
     grows to many times their size.
     """
     if tensor.numel() == 0:
@@ -129,12 +133,12 @@ def _pieces(tensor: Tensor, buffer: Tensor | None = None) -> Iterator[Tensor]:
         yield tensor
         return
     if buffer is None:
-        size = min(tensor.numel(), PIECE // tensor.element_size())
+        size = min(tensor.numel(), limit // tensor.element_size())
         buffer = torch.empty(size, dtype=tensor.dtype, device=tensor.device)
     row = tensor[0].numel()
     if row > buffer.numel():
         for part in tensor.unbind(0):
-            yield from _pieces(part, buffer)
+            yield from _pieces(part, limit, buffer)
     else:
         for part in tensor.split(buffer.numel() // row):
             yield buffer[: part.numel()].view(part.shape).copy_(part)

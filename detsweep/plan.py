@@ -15,6 +15,17 @@ from detsweep.validate import lookup, problems
 
 # How a cell is launched, where it is kept and how its result is judged say nothing about what it computes.
 NOT_IDENTITY = ("launch", "folder", "dry_run", "trials", "mitigation_force", "positive_control")
+SWEEP_WIDE = (
+    "folder",
+    "dry_run",
+    "trials",
+    "mitigation_force",
+    "positive_control",
+    "launch.name",
+    "launch.max_parallel",
+    "launch.fail_fast",
+    "launch.rerun",
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +48,7 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """What tells this cell from others, in the words of the command line."""
+        """The cell in the words of the command line."""
         return " ".join(f"{key}={value}" for key, value in self.overrides.items()) or str(self.config["model"]["name"])
 
     def to_json(self) -> dict[str, Any]:
@@ -72,6 +83,15 @@ class Plan:
     cells: tuple[Cell, ...]
     problems: tuple[str, ...]
     repeated: int
+
+    def label(self, cell: Cell) -> str:
+        """What tells a cell from the others of the sweep, in the words of the command line."""
+        varying = [
+            f"{key}={value}"
+            for key, value in cell.overrides.items()
+            if any(other.overrides.get(key) != value for other in self.cells)
+        ]
+        return " ".join(varying) or cell.label
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -125,9 +145,11 @@ def _slug(told: Mapping[str, str]) -> str:
 
 
 def _swept_options(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Settings of the whole sweep that were given as an axis: there is one pool and one folder."""
+    """Settings of the whole sweep that were given as an axis: there is one pool and one folder, and a cell is one
+    cell however many trials it gets and however its result is judged.
+    """
     lines = []
-    for key in ("folder", "dry_run", "launch.max_parallel", "launch.fail_fast", "launch.rerun"):
+    for key in SWEEP_WIDE:
         try:
             values = {str(lookup(config, key)) for config in configs}
         except KeyError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 
@@ -135,4 +134,7 @@ class Config:
 
 def register() -> None:
     """Make the schema known to Hydra under the name that conf/config.yaml lists first."""
+    # Here, and not above: trials and the analysis read this module for its key names, and need no Hydra.
+    from hydra.core.config_store import ConfigStore
+
     ConfigStore.instance().store(name="schema", node=Config)

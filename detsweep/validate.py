@@ -62,10 +62,7 @@ def problems(config: Mapping[str, Any], *, gpus: int) -> list[str]:
         found = [*_out_of_range(config)]
     if not found:
         found = [*_model(config), *_moe(config), *_fault(config), *_world(config, gpus), *_checksum(config)]
-        try:
-            mitigations.combine(config["mitigation"], config["env"])
-        except ValueError as error:
-            found.append(str(error))
+        found += _settings(config)
     return found
 
 
@@ -164,6 +161,18 @@ def _world(config: Mapping[str, Any], gpus: int) -> Iterator[str]:
                 f"world.nproc_per_node={world['nproc_per_node']}: with launch.max_parallel="
                 f"{launch['max_parallel']} needs {needed} GPUs, this machine offers {gpus} (or device=cpu)"
             )
+
+
+def _settings(config: Mapping[str, Any]) -> Iterator[str]:
+    try:
+        env = mitigations.combine(config["mitigation"], config["env"]).env
+    except ValueError as error:
+        yield str(error)
+        return
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        threads = env.get(name, "1")
+        if threads is None or not threads.isdigit() or int(threads) < 1:
+            yield f"{name}={'unset' if threads is None else threads}: must be at least 1; use world.threads_per_rank=N"
 
 
 def _checksum(config: Mapping[str, Any]) -> Iterator[str]:

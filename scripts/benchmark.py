@@ -1,7 +1,5 @@
 """What detsweep costs, each figure taken within one run and held against its limit; leaves with 1 if one is missed.
 
-    python scripts/benchmark.py [--only NAME]... [--repeats N] [--json FILE]
-
 observe      time of a replayed step with observe=block over that with observe=off, model=small, 2 gloo ranks
 fingerprint  throughput of the default fingerprint on CPU over that of bitsum, one thread
 memory       peak memory of each fingerprint beyond the tensor itself
@@ -158,17 +156,12 @@ def ranks(folder: str) -> None:
     progress = Progress(Path(folder) / f"rank{rank}.progress")
     checksum, function = fingerprints.select(config["checksum"], device.type)
     fault = Fault(config["fault"], rank=rank, vocab_size=config["model"]["vocab_size"])
-    batch = models.batch(config, rank, device)
+    batch, mode = models.batch(config, rank, device), config["checksum_mode"]
 
     def arm(level: str) -> Callable[[], tuple[float, float]]:
+        observer = Observer(model, level=level, checksum=checksum, fingerprint=function, progress=progress)
         replay = Replay(
-            model,
-            batch,
-            observer=Observer(model, level=level, checksum=checksum, fingerprint=function, progress=progress),
-            fault=fault,
-            progress=progress,
-            device=device,
-            checksum_mode=config["checksum_mode"],
+            model, batch, observer=observer, fault=fault, progress=progress, device=device, checksum_mode=mode
         )
 
         def run() -> tuple[float, float]:
@@ -176,7 +169,7 @@ def ranks(folder: str) -> None:
             dist.barrier()
             start = time.perf_counter()
             # One run by itself: `steps` would add unobserved runs and snapshots of its own to both arms.
-            done = replay._observed_run(0, 1)
+            done = replay.observed_run(0, 1)
             whole = (time.perf_counter() - start) * 1e3
             assert bool(done.stream.digests("block_pre")) == (level != "off")
             return done.milliseconds, whole
@@ -294,7 +287,7 @@ def main() -> int:
         numbers = (f"{of(figure.values):.3f}" for of in (median, min, max))
         limit = f"{'>=' if figure.at_least else '<='} {figure.limit:g} {figure.unit}"
         table.add_row(figure.name, figure.case, *numbers, limit, "ok" if figure.kept else "missed", figure.detail)
-    Console(width=120).print(table)
+    Console(width=128).print(table)
     if arguments.json:
         rows = [{**asdict(figure), "median": median(figure.values), "kept": figure.kept} for figure in figures]
         write_json(arguments.json, {"repeats": arguments.repeats, "figures": rows})

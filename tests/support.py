@@ -9,12 +9,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
+from torch._C._distributed_c10d import HashStore
 
 from detsweep import results, schema
 from detsweep.capture import Record, Stream, write_streams
@@ -166,9 +168,20 @@ def trial_of(sweep: SweepPaths, cell: Cell, number: int = 0) -> TrialPaths:
 
 
 @contextmanager
+def one_thread() -> Iterator[None]:
+    """torch with one thread: several only wait for each other where models are small and cores busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
 def group_of_one() -> Iterator[None]:
     """A gloo process group with this process as its only rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         yield
     finally:

@@ -68,7 +68,12 @@ def test_help_is_fast_and_says_what_there_is(tmp_path: Path) -> None:
     done = command("--help", cwd=tmp_path)
     assert time.monotonic() - start < 2
     assert done.returncode == 0
-    for word in ("dtype: bf16, bf16_mixed, fp16, fp32", "experiment: llm_determinism, self_test", "world:", "Exit code"):
+    for word in (
+        "dtype: bf16, bf16_mixed, fp16, fp32",
+        "experiment: llm_determinism, self_test",
+        "world:",
+        "Exit code",
+    ):
         assert word in done.stdout
 
 
@@ -79,7 +84,12 @@ def test_the_driver_imports_no_torch(tmp_path: Path) -> None:
         "heavy = {'torch', 'pandas', 'numpy'} & set(sys.modules); assert not heavy, heavy; sys.exit(code)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, check=False
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 

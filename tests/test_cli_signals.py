@@ -23,7 +23,7 @@ SIGNALS = [
 
 def second_trial_runs(driver: Driver, *sweep: str) -> None:
     driver.start(*sweep)
-    eventually(lambda: driver.folder.exists() and len(list(driver.folder.glob("cells/*/trial0/result.json"))) or None)
+    eventually(lambda: list(driver.folder.glob("cells/*/trial0/result.json")) or None)
     driver.ranks_in_a_run(2)
 
 
@@ -33,7 +33,9 @@ def kept(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize(("number", "group"), SIGNALS)
-def test_a_signal_ends_the_sweep_and_every_process(detsweep_folder: Driver, number: signal.Signals, group: bool) -> None:
+def test_a_signal_ends_the_sweep_and_every_process(
+    detsweep_folder: Driver, number: signal.Signals, group: bool
+) -> None:
     driver = detsweep_folder
     second_trial_runs(driver, "-m", "steps=1,1000000,2")
     before = kept(driver.folder)

@@ -224,7 +224,7 @@ def test_the_innermost_frame_of_the_last_stack_is_said(trial: TrialPaths) -> Non
 WAITING = """\
 Current thread 0x00007f (most recent call first):
   File "/lib/torch/distributed/distributed_c10d.py", line 2900 in all_reduce
-  File "/lib/detsweep/worker/replay.py", line 80 in _observed_run
+  File "/lib/detsweep/worker/replay.py", line 80 in observed_run
 """
 BUSY = """\
 Current thread 0x00007f (most recent call first):

@@ -29,7 +29,7 @@ from tests.support import group_of_one
 
 MASK = (1 << 64) - 1
 FLOATS = (torch.float32, torch.bfloat16)
-ALL = {"xxh3": xxh3, "mixed": mixed, "bitsum": bitsum}
+ALL: dict[str, Callable[[Tensor], Digest]] = {"xxh3": xxh3, "mixed": mixed, "bitsum": bitsum}
 
 
 def _value(digest: Digest) -> int:
@@ -326,6 +326,7 @@ def test_a_fingerprint_leaves_tensor_and_autograd_alone(checksum: str) -> None:
     assert torch.equal(product, before)
     assert not isinstance(digest, Tensor) or digest.grad_fn is None
     product.sum().backward()
+    assert weight.grad is not None
     assert torch.equal(weight.grad, torch.full((8,), 2.0))
 
 

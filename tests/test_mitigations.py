@@ -10,9 +10,11 @@ import pytest
 from detsweep.mitigations import PLATFORMS, combine, unsupported_reason
 from tests.support import compose
 
-RING = {"env": {"NCCL_ALGO": "Ring"}, "torch": {"cudnn_benchmark": False}}
-STRICT = {"env": {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}, "torch": {"deterministic_algorithms": "strict"}}
-BOTH = {"env": {"NCCL_ALGO": "Ring", "KMP_AFFINITY": None}, "torch": {}}
+Preset = dict[str, Any]
+
+RING: Preset = {"env": {"NCCL_ALGO": "Ring"}, "torch": {"cudnn_benchmark": False}}
+STRICT: Preset = {"env": {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}, "torch": {"deterministic_algorithms": "strict"}}
+BOTH: Preset = {"env": {"NCCL_ALGO": "Ring", "KMP_AFFINITY": None}, "torch": {}}
 
 
 @pytest.mark.parametrize("order", list(permutations(["ring", "strict", "both"])), ids="-".join)
@@ -81,7 +83,11 @@ def test_an_alias_that_must_be_unset_contradicts_a_value() -> None:
 
 
 def test_the_third_of_three_aliases_is_checked_too() -> None:
-    env = {"PYTORCH_ALLOC_CONF": "a:1", "PYTORCH_CUDA_ALLOC_CONF": "a:1", "PYTORCH_HIP_ALLOC_CONF": "a:2"}
+    env: dict[str, str | None] = {
+        "PYTORCH_ALLOC_CONF": "a:1",
+        "PYTORCH_CUDA_ALLOC_CONF": "a:1",
+        "PYTORCH_HIP_ALLOC_CONF": "a:2",
+    }
     assert "PYTORCH_HIP_ALLOC_CONF=a:2" in _refused({}, env)
 
 

@@ -83,11 +83,19 @@ def test_set_aside_of_a_trial_that_is_not_there_does_nothing(tmp_path: Path) -> 
     assert list(cell.folder.iterdir()) == []
 
 
+def test_a_trial_that_was_never_launched_stays_where_it_is(tmp_path: Path) -> None:
+    cell = CellPaths(tmp_path / "cell")
+    write_json(cell.trial(0).spec, {"trial": 0})
+    cell.set_aside(0)
+    assert read_json(cell.trial(0).spec) == {"trial": 0}
+    assert not (cell.folder / "superseded").exists()
+
+
 def test_trials_come_by_number_without_superseded_ones(tmp_path: Path) -> None:
     cell = CellPaths(tmp_path / "cell")
     for number in (10, 2, 0):
         write_json(cell.trial(number).spec, {})
-    write_json(cell.trial(1).spec, {})
+    write_json(cell.trial(1).result, {})
     cell.set_aside(1)
     (cell.folder / "trialx").mkdir()
     assert [number for number, _ in cell.trials()] == [0, 2, 10]

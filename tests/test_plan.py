@@ -14,9 +14,20 @@ from tests.support import compose, one_cell, plan_of
 without_gpu = pytest.mark.skipif(gpu_platform() != "cpu", reason="this machine has a GPU")
 
 
-def test_the_order_of_overrides_does_not_change_a_cell() -> None:
-    one, other = one_cell("dtype=fp16", "experts=4"), one_cell("experts=4", "dtype=fp16")
-    assert (one.id, one.slug) == (other.id, other.slug)
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("dtype=fp16", "experts=4"), ("experts=4", "dtype=fp16")),
+        (("+env.A='1'", "+env.B='2'"), ("+env.B='2'", "+env.A='1'")),
+        (("mitigation=[none,recipe]",), ("mitigation=[recipe,none]",)),
+    ],
+)
+def test_the_order_of_overrides_does_not_change_a_cell(one: tuple[str, ...], other: tuple[str, ...]) -> None:
+    assert one_cell(*one).id == one_cell(*other).id
+
+
+def test_the_order_of_axes_does_not_change_a_slug() -> None:
+    assert one_cell("dtype=fp16", "experts=4").slug == one_cell("experts=4", "dtype=fp16").slug
 
 
 @pytest.mark.parametrize(
@@ -122,6 +133,11 @@ def test_a_slug_is_never_too_long_for_a_file_name() -> None:
 def test_a_label_is_in_the_words_of_the_command_line() -> None:
     assert one_cell("dtype=fp16", "experts=4", "folder=/x").label == "dtype=fp16 experts=4"
     assert one_cell("trials=2").label == "tiny"
+
+
+def test_within_a_sweep_a_label_leaves_out_what_all_cells_share() -> None:
+    plan = plan_of(["dtype=fp16", "seed=1"], ["dtype=fp16", "seed=2"], ["dtype=fp16"])
+    assert [plan.label(cell) for cell in plan.cells] == ["seed=1", "seed=2", "dtype=fp16"]
 
 
 def test_a_spec_is_all_that_a_rank_needs_and_plain_json() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from detsweep import results
-from detsweep.capture import read_streams
+from detsweep.capture import SCHEMA, read_streams
 from detsweep.paths import CellPaths, FileError, SweepPaths, TrialPaths, read_json
 from detsweep.validate import lookup
 
@@ -109,14 +109,16 @@ def _cells(sweep: SweepPaths) -> tuple[dict[CellPaths, dict[str, Any]], list[dic
     broken = []
     for paths in sweep.all_cells():
         try:
-            found[paths] = read_json(paths.cell)
-            _ = found[paths]["id"], found[paths]["config"], found[paths]["overrides"]
-        except (FileError, KeyError) as error:
-            found.pop(paths, None)
-            text = str(error) if isinstance(error, FileError) else f"{paths.cell} has no {error}"
+            cell = read_json(paths.cell)
+            if cell.get("schema") != SCHEMA:
+                raise FileError(f"{paths.cell} has schema {cell.get('schema')!r}, this version reads {SCHEMA}")
+            if missing := {"id", "slug", "config", "overrides"} - cell.keys():
+                raise FileError(f"{paths.cell} has no {', '.join(sorted(missing))}")
+            found[paths] = cell
+        except FileError as error:
             broken.append(
                 {"cell": paths.folder.name.rpartition("-")[2], "slug": paths.folder.name, "trial": 0,
-                 "verdict": "error", "mitigation": "", "fault": "", "error": text, "folder": str(paths.folder)}
+                 "verdict": "error", "mitigation": "", "fault": "", "error": str(error), "folder": str(paths.folder)}
             )  # fmt: skip
     order = _order(sweep)
     return dict(sorted(found.items(), key=lambda item: order.get(item[1]["id"], len(order)))), broken
@@ -157,7 +159,7 @@ def _value(config: Mapping[str, Any], key: str) -> Any:
         return ""
     if isinstance(value, Mapping):
         return value.get("name", value.get("kind", str(value)))
-    return value
+    return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
 def _described(cell: Mapping[str, Any], axes: tuple[str, ...]) -> dict[str, Any]:

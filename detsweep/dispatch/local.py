@@ -83,8 +83,10 @@ class LocalPool:
             job = executor.submit(run_trial, launch)
         self._running.append(_Running(trial, slot, job))
 
-    def finished(self) -> list[Trial]:
-        """The trials that have ended since the last call: those that left a result, and those whose job is over.
+    def finished(self) -> list[tuple[Trial, str]]:
+        """The trials that have ended since the last call, each with its job's id.
+
+        These are the ones that left a result, and those whose job is over without one.
 
         A result is written when no process of its trial is left; what submitit still does after that costs no slot.
         """
@@ -92,4 +94,4 @@ class LocalPool:
         self._running = [item for item in self._running if item not in done]
         self._free = sorted(self._free + [item.slot for item in done])
         self._ending = [job for job in (*self._ending, *(item.job for item in done)) if not job.done()]
-        return [item.trial for item in done]
+        return [(item.trial, str(item.job.job_id)) for item in done]

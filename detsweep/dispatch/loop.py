@@ -84,7 +84,7 @@ def run_trials(plan: Plan, sweep: SweepPaths, arguments: Sequence[str]) -> bool:
         try:
             open_session(sweep, plan, arguments)
             queue = deque(_outstanding(plan, sweep))
-            with Progress(total=sum(cell.trials for cell in plan.cells), left=len(queue)) as progress:
+            with Progress(plan, left=len(queue)) as progress:
                 _drain(queue, plan, sweep, progress, stop)
         finally:
             lock.release()
@@ -145,8 +145,8 @@ def _drain(queue: deque[Trial], plan: Plan, sweep: SweepPaths, progress: Progres
             trial = queue.popleft()
             progress.started(trial)
             pool.start(trial)
-        for trial in pool.finished():
-            result = results.read_result(trial.paths) or _lost(trial, sweep)
+        for trial, job_id in pool.finished():
+            result = results.read_result(trial.paths) or _lost(trial, sweep, job_id)
             progress.finished(trial, result)
             if launch["fail_fast"] and result["verdict"] != "pass":
                 progress.note("launch.fail_fast=true: no further trial is started")
@@ -154,14 +154,9 @@ def _drain(queue: deque[Trial], plan: Plan, sweep: SweepPaths, progress: Progres
         time.sleep(POLL_S)
 
 
-def _lost(trial: Trial, sweep: SweepPaths) -> dict[str, Any]:
+def _lost(trial: Trial, sweep: SweepPaths, job_id: str) -> dict[str, Any]:
     """The result of a trial whose own process ended without writing one: killed from outside, or broken."""
-    try:
-        job = read_json(trial.paths.job)
-    except FileError:
-        job = {}
-    logs = sorted(sweep.jobs.glob(f"{job.get('job_id', '*')}_0_log.out"), key=lambda path: path.stat().st_mtime)
-    lines = tail(logs[-1]) if logs else ()
+    log = sweep.job_log(job_id)
     result = {
         "schema": SCHEMA,
         "cell": trial.cell.id,
@@ -169,8 +164,8 @@ def _lost(trial: Trial, sweep: SweepPaths) -> dict[str, Any]:
         "verdict": "error",
         "error": "the trial's launcher process ended without a result (killed from outside?)",
         "error_ranks": [],
-        "log": str(logs[-1]) if logs else "",
-        "log_tail": list(lines),
+        "log": str(log),
+        "log_tail": list(tail(log)),
     }
     write_json(trial.paths.result, result)
     return result

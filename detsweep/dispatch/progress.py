@@ -14,14 +14,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from detsweep.dispatch.local import Trial
+from detsweep.plan import Plan
 
 STYLES = {"pass": "green", "diverged": "bold red", "unsupported": "dim"}
 
 
 class Progress:
-    """Counts trials of a sweep; `left` of `total` are still to be launched."""
+    """Counts trials of a sweep; `left` of all trials of the plan are still to be launched."""
 
-    def __init__(self, *, total: int, left: int) -> None:
+    def __init__(self, plan: Plan, *, left: int) -> None:
+        total = sum(cell.trials for cell in plan.cells)
+        self._plan = plan
         self._console = Console(soft_wrap=True, highlight=False)
         self._total = total
         self._done = total - left
@@ -55,7 +58,7 @@ class Progress:
         """A trial was submitted."""
         self._started[str(trial.paths.folder)] = time.monotonic()
         self._width = max(self._width, len(self._started))
-        self._bar.update(self._task, description=escape(trial.cell.label))
+        self._bar.update(self._task, description=escape(self._plan.label(trial.cell)))
 
     def finished(self, trial: Trial, result: Mapping[str, Any]) -> None:
         """A trial ended: print which, its verdict, how long it took and about how long the rest will."""
@@ -66,7 +69,7 @@ class Progress:
         verdict = str(result["verdict"])
         number = f" trial {trial.number}" if trial.cell.trials > 1 else ""
         line = (
-            f"[{self._done}/{self._total}] {escape(trial.cell.label)}{number}: "
+            f"[{self._done}/{self._total}] {escape(self._plan.label(trial.cell))}{number}: "
             f"[{STYLES.get(verdict, 'yellow')}]{verdict}[/] in {seconds:.1f} s"
         )
         if self._left:

@@ -87,7 +87,7 @@ class Replay:
                 snapshot.restore()
                 self._progress.run(step, run, f"r{run} of step {step}")
                 self._fault.begin(step, run)
-                done.append(self._observed_run(step, run))
+                done.append(self.observed_run(step, run))
                 self._fault.end()
             snapshot.restore()
             self._progress.run(step, runs + 1, f"plain run after step {step}")
@@ -95,7 +95,8 @@ class Replay:
             snapshot.restore()
             yield ReplayedStep(tuple(done), (before, after))
 
-    def _observed_run(self, step: int, run: int) -> TimedRun:
+    def observed_run(self, step: int, run: int) -> TimedRun:
+        """One observed run of the step from the state that is there: its records and its time."""
         ids = self._fault.batch(self._ids)
         self._record_random("start")
         self._observer.record("input", "input_ids", ids)

@@ -34,7 +34,7 @@ def _one_token_at_a_time(moe: MixtureOfExperts, hidden: Tensor) -> Tensor:
         else:
             chosen = probabilities.argsort(descending=True)[: moe.top_k].tolist()
         rows.append(sum(moe.experts[one](token) * probabilities[one].double() for one in chosen))
-    return torch.stack(rows).view_as(hidden)  # type: ignore[arg-type]
+    return torch.stack(rows).view_as(hidden)
 
 
 def _tokens_of_experts(moe: MixtureOfExperts, hidden: Tensor) -> list[int]:

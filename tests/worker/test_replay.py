@@ -19,7 +19,7 @@ from detsweep.worker.observe import Observer
 from detsweep.worker.progress import Progress
 from detsweep.worker.replay import Replay, backward_order, block_of
 from detsweep.worker.snapshot import RandomState
-from tests.support import compose, group_of_one
+from tests.support import compose, group_of_one, one_thread
 
 CPU = torch.device("cpu")
 
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _group() -> Iterator[None]:
     state = RandomState.now(CPU)
-    with group_of_one():
+    with group_of_one(), one_thread():
         yield
     state.restore(CPU)
 
@@ -150,7 +150,7 @@ def test_a_parameter_belongs_to_its_block(name: str, block: int | None) -> None:
 
 def test_a_gpu_that_is_not_there_is_an_error_and_no_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "999")
-    with pytest.raises(RuntimeError, match="device=cuda, but torch .* for local rank 999"):
+    with pytest.raises(RuntimeError, match=r"device=cuda, but torch .* for local rank 999"):
         sharding.open_device("cuda")
     assert sharding.open_device("cpu") == CPU
 

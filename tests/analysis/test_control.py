@@ -1,0 +1,126 @@
+"""Positive controls: a fault must be found, in its place, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from detsweep import load
+from detsweep.analysis import exit_code
+from detsweep.analysis.control import judge
+from detsweep.paths import write_json
+from tests.support import BLOCK_0_POST, BLOCK_1_POST, INPUT, LOSS, plan_of, trial_of, write_cells, write_trial
+
+COMMON = ("positive_control=true", "runs=3", "steps=2")
+EVERYONE_AT_INPUT = {rank: {(0, 2): INPUT} for rank in range(2)}
+
+
+def _judged(folder: Path, fault: list[str], *trials: Any, common: tuple[str, ...] = COMMON) -> str:
+    """The judgement over a cell with this fault, whose trials differed as given (None: an error)."""
+    plan = plan_of(fault, common=[*common, f"trials={len(trials)}"])
+    sweep = write_cells(folder, plan)
+    for number, differs in enumerate(trials):
+        if differs is None:
+            write_json(trial_of(sweep, plan.cells[0], number).result, {"schema": 1, "verdict": "error", "error": "x"})
+        else:
+            write_trial(trial_of(sweep, plan.cells[0], number), plan.cells[0], number, differs=differs)
+    return judge(load(folder), plan.cells[0].id)
+
+
+@pytest.mark.parametrize(
+    ("trials", "expected"),
+    [
+        (({},), "clean"),
+        (({}, {}), "clean"),
+        (({0: {(0, 2): LOSS}},), "false alarm"),
+        (({}, {0: {(0, 2): LOSS}}), "false alarm"),
+        ((None,), "no verdict"),
+        (({}, None), "no verdict"),
+    ],
+)
+def test_a_cell_without_a_fault_must_be_clean(tmp_path: Path, trials: tuple[Any, ...], expected: str) -> None:
+    assert _judged(tmp_path, ["fault=none"], *trials) == expected
+
+
+@pytest.mark.parametrize(
+    ("differs", "expected"),
+    [
+        (EVERYONE_AT_INPUT, "found in place"),
+        ({}, "missed"),
+        ({0: {(0, 2): INPUT}}, "misplaced"),
+        ({rank: {(0, 2): INPUT + 1} for rank in range(2)}, "misplaced"),
+        ({rank: {(0, 3): INPUT} for rank in range(2)}, "misplaced"),
+        ({rank: {(1, 2): INPUT} for rank in range(2)}, "misplaced"),
+    ],
+    ids=["in place", "missed", "one rank only", "another site", "another run", "another step"],
+)
+def test_a_flipped_input_must_be_found_on_every_rank(tmp_path: Path, differs: Any, expected: str) -> None:
+    assert _judged(tmp_path, ["fault=input_flip"], differs) == expected
+
+
+@pytest.mark.parametrize(
+    ("differs", "expected"),
+    [
+        ({1: {(0, 2): BLOCK_1_POST}}, "found in place"),
+        ({1: {(0, 2): BLOCK_1_POST}, 0: {(0, 2): LOSS}}, "found in place"),
+        ({1: {(0, 2): BLOCK_0_POST}}, "misplaced"),
+        ({1: {(0, 2): LOSS}}, "misplaced"),
+        ({0: {(0, 2): BLOCK_1_POST}}, "misplaced"),
+        ({0: {(0, 2): BLOCK_1_POST}, 1: {(0, 2): BLOCK_1_POST}}, "misplaced"),
+    ],
+    ids=["in place", "others follow", "another block", "another site", "another rank", "every rank"],
+)
+def test_a_flipped_bit_must_be_found_in_its_rank_and_block(tmp_path: Path, differs: Any, expected: str) -> None:
+    assert _judged(tmp_path, ["fault=bit_flip", "fault.rank=1", "fault.block=1"], differs) == expected
+
+
+@pytest.mark.parametrize(("run", "found"), [(1, 2), (2, 2), (3, 3)])
+def test_a_fault_in_the_reference_shows_in_the_run_after_it(tmp_path: Path, run: int, found: int) -> None:
+    differs = {rank: {(0, found): INPUT} for rank in range(2)}
+    assert _judged(tmp_path, ["fault=input_flip", f"fault.run={run}"], differs) == "found in place"
+
+
+def test_found_in_one_trial_and_not_in_another_is_missed(tmp_path: Path) -> None:
+    assert _judged(tmp_path, ["fault=input_flip"], EVERYONE_AT_INPUT, {}) == "missed"
+
+
+def test_found_but_once_in_the_wrong_place_is_misplaced(tmp_path: Path) -> None:
+    assert _judged(tmp_path, ["fault=input_flip"], EVERYONE_AT_INPUT, {0: {(0, 2): LOSS}}) == "misplaced"
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({}, 0),
+        ({"fault=none": {0: {(0, 2): LOSS}}}, 1),
+        ({"fault=input_flip": {}}, 1),
+        ({"fault=bit_flip": {0: {(0, 2): LOSS}}}, 1),
+        ({"fault=none": "error"}, 3),
+        ({"fault=none": "error", "fault=input_flip": {}}, 1),
+    ],
+    ids=["all good", "false alarm", "missed", "misplaced", "no verdict", "no verdict and missed"],
+)
+def test_the_exit_code_of_a_positive_control(tmp_path: Path, changes: dict[str, Any], code: int) -> None:
+    plan = plan_of(["fault=none"], ["fault=input_flip"], ["fault=bit_flip"], common=COMMON)
+    sweep = write_cells(tmp_path, plan)
+    found = {"fault=none": {}, "fault=input_flip": EVERYONE_AT_INPUT, "fault=bit_flip": {0: {(0, 2): BLOCK_0_POST}}}
+    for cell in plan.cells:
+        differs = {**found, **changes}[cell.label.split()[-1]]
+        trial = trial_of(sweep, cell)
+        if differs == "error":
+            write_json(trial.result, {"schema": 1, "verdict": "error", "error": "x"})
+        else:
+            write_trial(trial, cell, differs=differs)
+    assert exit_code(load(tmp_path)) == code
+
+
+def test_a_broken_cell_of_a_positive_control_has_no_verdict(tmp_path: Path) -> None:
+    plan = plan_of(["fault=none"], ["fault=input_flip"], common=COMMON)
+    sweep = write_cells(tmp_path, plan)
+    write_trial(trial_of(sweep, plan.cells[0]), plan.cells[0])
+    sweep.cell(plan.cells[1].slug, plan.cells[1].id).cell.write_text("{")
+    loaded = load(tmp_path)
+    assert judge(loaded, plan.cells[1].id) == "no verdict"
+    assert exit_code(loaded) == 3

@@ -1,0 +1,350 @@
+"""From a folder to frames: a row for every trial, whatever became of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from detsweep import load
+from detsweep.analysis.frames import DIVERGENCE_COLUMNS, TRIAL_COLUMNS
+from detsweep.paths import FileError, SweepPaths, TrialPaths, read_json, write_json
+from detsweep.plan import Cell, Plan
+from tests.support import (
+    BLOCK_0_POST,
+    BLOCK_1_POST,
+    INPUT,
+    SEQUENCE,
+    one_cell,
+    plan_of,
+    trial_of,
+    write_cells,
+    write_trial,
+)
+
+
+def _sweep(folder: Path) -> tuple[SweepPaths, Plan]:
+    """A sweep of two axes: one trial of each verdict that a run can come to, one not reached, one unsupported."""
+    plan = plan_of(
+        ["dtype=fp16", "experts=1"],
+        ["dtype=fp16", "experts=4"],
+        ["dtype=bf16", "experts=1"],
+        ["dtype=bf16", "experts=4"],
+        common=["trials=2"],
+    )
+    sweep = write_cells(folder, plan)
+    write_trial(trial_of(sweep, plan.cells[0], 0), plan.cells[0], 0)
+    write_trial(trial_of(sweep, plan.cells[0], 1), plan.cells[0], 1)
+    differs = {0: {(0, 2): BLOCK_1_POST}, 1: {(0, 2): BLOCK_0_POST}}
+    write_trial(trial_of(sweep, plan.cells[1], 0), plan.cells[1], 0, differs=differs)
+    write_trial(trial_of(sweep, plan.cells[1], 1), plan.cells[1], 1)
+    write_trial(trial_of(sweep, plan.cells[2], 0), plan.cells[2], 0, lost={0: ["A should be 1, is unset"]})
+    _failed(trial_of(sweep, plan.cells[2], 1), plan.cells[2], "timeout")
+    _failed(trial_of(sweep, plan.cells[3], 0), plan.cells[3], "error")
+    return sweep, plan
+
+
+def _failed(trial: TrialPaths, cell: Cell, verdict: str) -> None:
+    content = {
+        "schema": 1,
+        "cell": cell.id,
+        "trial": 0,
+        "seconds": 2.0,
+        "verdict": verdict,
+        "error": "rank 1 was killed by SIGKILL",
+        "error_ranks": [1],
+        "log": "log/rank001.log",
+        "log_tail": ["last line", "very last line"],
+    }
+    write_json(trial.result, content)
+
+
+def test_every_trial_has_a_row_with_its_verdict(tmp_path: Path) -> None:
+    _, plan = _sweep(tmp_path)
+    trials = load(tmp_path).trials
+    rows = list(zip(trials["cell"], trials["trial"], trials["verdict"].astype(str), strict=True))
+    ids = [cell.id for cell in plan.cells]
+    assert rows == [
+        (ids[0], 0, "pass"),
+        (ids[0], 1, "pass"),
+        (ids[1], 0, "diverged"),
+        (ids[1], 1, "pass"),
+        (ids[2], 0, "invalid"),
+        (ids[2], 1, "timeout"),
+        (ids[3], 0, "error"),
+        (ids[3], 1, "none"),
+    ]
+
+
+def test_axes_are_the_keys_that_differ_and_come_first(tmp_path: Path) -> None:
+    _sweep(tmp_path)
+    sweep = load(tmp_path)
+    assert sweep.axes == ("dtype", "experts")
+    assert list(sweep.trials.columns) == ["dtype", "experts", *TRIAL_COLUMNS]
+    assert list(sweep.trials["dtype"]) == ["fp16"] * 4 + ["bf16"] * 4
+    assert list(sweep.trials["experts"]) == [1, 1, 4, 4] * 2
+
+
+def test_a_diverged_trial_says_where_it_first_did(tmp_path: Path) -> None:
+    _sweep(tmp_path)
+    row = load(tmp_path).trials.iloc[2]
+    assert (row["first_site"], row["first_block"], row["first_name"]) == ("block_post", 0, "blocks.0")
+    assert (row["first_step"], row["first_run"], row["first_ranks"]) == (0, "r2", (1,))
+    assert (row["diverged_ranks"], row["replays"], row["diverged_replays"]) == ((0, 1), 1, 1)
+    assert (row["step_ms"], row["plain_step_ms"], row["seconds"]) == (3.0, 2.0, 1.5)
+
+
+def test_ranks_that_first_diverge_at_the_same_place_are_named_together(tmp_path: Path) -> None:
+    plan = plan_of(["seed=1"], common=["world.nproc_per_node=3", "runs=3"])
+    sweep = write_cells(tmp_path, plan)
+    differs = {0: {(0, 2): INPUT}, 1: {(0, 2): INPUT + 1, (0, 3): INPUT}, 2: {(0, 2): INPUT}}
+    write_trial(trial_of(sweep, plan.cells[0]), plan.cells[0], differs=differs)
+    assert load(tmp_path).trials.iloc[0]["first_ranks"] == (0, 2)
+
+
+def test_a_failed_trial_has_its_error_and_the_end_of_its_log(tmp_path: Path) -> None:
+    sweep, plan = _sweep(tmp_path)
+    row = load(tmp_path).trials.iloc[6]
+    folder = trial_of(sweep, plan.cells[3], 0).folder
+    assert (row["error"], row["error_ranks"]) == ("rank 1 was killed by SIGKILL", (1,))
+    assert (row["log"], row["log_tail"]) == (str(folder / "log/rank001.log"), "last line\nvery last line")
+    assert row["folder"] == str(folder)
+    assert pd.isna(row["replays"])
+    assert pd.isna(row["step_ms"])
+
+
+def test_a_lost_setting_is_the_error_of_an_invalid_trial(tmp_path: Path) -> None:
+    _sweep(tmp_path)
+    assert load(tmp_path).trials.iloc[4]["error"] == "not in force: rank 0: A should be 1, is unset"
+
+
+def test_divergences_have_a_row_for_each_rank_and_run(tmp_path: Path) -> None:
+    plan = plan_of(["seed=1", "fault=bit_flip"], ["seed=2", "fault=none"], common=["runs=3", "trials=2"])
+    sweep = write_cells(tmp_path, plan)
+    differs = {0: {(0, 2): INPUT, (0, 3): BLOCK_1_POST}, 1: {(0, 3): BLOCK_0_POST}}
+    write_trial(trial_of(sweep, plan.cells[0], 1), plan.cells[0], 1, differs=differs)
+    write_trial(trial_of(sweep, plan.cells[1]), plan.cells[1])
+    divergences = load(tmp_path).divergences
+    assert tuple(divergences.columns) == DIVERGENCE_COLUMNS
+    columns = ["trial", "rank", "run", "site", "block", "kind", "cause", "fault"]
+    assert divergences[columns].astype(object).where(divergences[columns].notna(), None).to_numpy().tolist() == [
+        [1, 0, "r2", "input", None, "value", "input", "bit_flip"],
+        [1, 0, "r3", "block_post", 1, "value", None, "bit_flip"],
+        [1, 1, "r3", "block_post", 0, "value", None, "bit_flip"],
+    ]
+    assert set(divergences["cell"]) == {plan.cells[0].id}
+
+
+def test_without_a_divergence_the_frame_still_has_its_columns(tmp_path: Path) -> None:
+    write_cells(tmp_path, plan_of(["seed=1"]))
+    sweep = load(tmp_path)
+    assert tuple(sweep.divergences.columns) == DIVERGENCE_COLUMNS
+    assert len(sweep.divergences) == 0
+    assert sweep.divergences["block"].dtype == "Int64"
+
+
+# --- no row is lost --------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_that_has_only_been_planned_has_all_its_trials(tmp_path: Path) -> None:
+    write_cells(tmp_path, plan_of(["seed=1"], ["seed=2"], common=["trials=3"]))
+    trials = load(tmp_path).trials
+    assert list(trials["trial"]) == [0, 1, 2] * 2
+    assert set(trials["verdict"]) == {"none"}
+
+
+def test_trials_beyond_those_asked_for_are_shown(tmp_path: Path) -> None:
+    plan = plan_of(["seed=1"])
+    sweep = write_cells(tmp_path, plan)
+    write_trial(trial_of(sweep, plan.cells[0], 4), plan.cells[0], 4)
+    trials = load(tmp_path).trials
+    assert list(zip(trials["trial"], trials["verdict"], strict=True)) == [(0, "none"), (4, "pass")]
+
+
+def test_superseded_attempts_are_not_shown(tmp_path: Path) -> None:
+    plan = plan_of(["seed=1"])
+    sweep = write_cells(tmp_path, plan)
+    write_trial(trial_of(sweep, plan.cells[0]), plan.cells[0], differs={0: {(0, 2): INPUT}})
+    sweep.cell(plan.cells[0].slug, plan.cells[0].id).set_aside(0)
+    write_trial(trial_of(sweep, plan.cells[0]), plan.cells[0])
+    loaded = load(tmp_path)
+    assert list(loaded.trials["verdict"]) == ["pass"]
+    assert len(loaded.divergences) == 0
+
+
+def test_an_axis_that_a_cell_does_not_have_loses_no_row(tmp_path: Path) -> None:
+    write_cells(tmp_path, plan_of(["+env.A='1'"], ["+env.A='2'"], []))
+    sweep = load(tmp_path)
+    assert sweep.axes == ("env.A",)
+    assert list(sweep.trials["env.A"]) == ["1", "2", ""]
+    assert len(sweep.matrix(rows="env.A")) == 3
+
+
+def test_a_key_missing_in_a_cell_of_another_version_loses_no_row(tmp_path: Path) -> None:
+    plan = plan_of(["warmup=0"], ["warmup=1"], ["warmup=2"])
+    sweep = write_cells(tmp_path, plan)
+    paths = sweep.cell(plan.cells[1].slug, plan.cells[1].id)
+    content = read_json(paths.cell)
+    del content["config"]["warmup"]
+    write_json(paths.cell, content)
+    loaded = load(tmp_path)
+    assert list(loaded.trials["warmup"]) == [0, "", 2]
+    assert len(loaded.matrix(rows="warmup")) == 3
+
+
+@pytest.mark.parametrize("damage", ["torn", "missing", "no id", "foreign schema", "no config", "no slug"])
+def test_a_broken_cell_is_an_error_that_names_its_file_and_costs_no_other(tmp_path: Path, damage: str) -> None:
+    plan = plan_of(["seed=1"], ["seed=2"])
+    sweep = write_cells(tmp_path, plan)
+    for cell in plan.cells:
+        write_trial(trial_of(sweep, cell), cell)
+    path = sweep.cell(plan.cells[0].slug, plan.cells[0].id).cell
+    if damage == "missing":
+        path.unlink()
+    elif damage == "torn":
+        path.write_text(path.read_text()[:100])
+    else:
+        content = read_json(path)
+        if damage == "foreign schema":
+            content["schema"] = 99
+        else:
+            del content[damage.removeprefix("no ")]
+        write_json(path, content)
+    trials = load(tmp_path).trials
+    verdicts = dict(zip(trials["cell"], trials["verdict"], strict=True))
+    assert verdicts == {plan.cells[0].id: "error", plan.cells[1].id: "pass"}
+    (error,) = trials[trials["verdict"] == "error"]["error"]
+    assert str(path) in error
+
+
+@pytest.mark.parametrize("damage", ["torn", "foreign schema", "truncated records", "missing records"])
+def test_a_broken_trial_is_an_error_that_names_its_file_and_costs_no_other(tmp_path: Path, damage: str) -> None:
+    plan = plan_of(["seed=1"], ["seed=2"])
+    sweep = write_cells(tmp_path, plan)
+    for cell in plan.cells:
+        write_trial(trial_of(sweep, cell), cell)
+    trial = trial_of(sweep, plan.cells[0])
+    named = trial.result
+    if damage == "torn":
+        trial.result.write_text(trial.result.read_text()[:-20])
+    elif damage == "foreign schema":
+        write_json(trial.result, {**read_json(trial.result), "schema": 99})
+    else:
+        named = trial.records(1)
+        named.unlink() if damage == "missing records" else named.write_text(named.read_text()[:-20])
+    trials = load(tmp_path).trials
+    assert list(trials["verdict"]) == ["error", "pass"]
+    assert str(named) in trials.iloc[0]["error"]
+
+
+def test_a_folder_without_a_sweep_is_refused(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(FileNotFoundError, match="no sweep here"):
+            load(folder)
+
+
+def test_a_sweep_without_sweep_json_is_read_all_the_same(tmp_path: Path) -> None:
+    sweep, _ = _sweep(tmp_path)
+    sweep.sweep.unlink()
+    assert len(load(tmp_path).trials) == 8
+
+
+# --- axes ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_that_is_the_same_everywhere_is_no_axis(tmp_path: Path) -> None:
+    write_cells(tmp_path, plan_of(["dtype=fp16", "seed=1"], ["dtype=fp16", "seed=2"]))
+    assert load(tmp_path).axes == ("seed",)
+
+
+def test_a_single_cell_has_no_axes(tmp_path: Path) -> None:
+    write_cells(tmp_path, plan_of(["dtype=fp16", "seed=1"]))
+    assert load(tmp_path).axes == ()
+
+
+@pytest.mark.parametrize(
+    ("points", "axis", "values"),
+    [
+        ((["model=tiny"], ["model=small"]), "model", ["tiny", "small"]),
+        ((["mitigation=[none]"], ["mitigation=[recipe,none]"]), "mitigation", ["none", "none+recipe"]),
+        ((["fault=none"], ["fault=bit_flip"]), "fault", ["none", "bit_flip"]),
+        ((["observe=block"], ["observe=off"]), "observe", ["block", "off"]),
+        ((["model.num_layers=2"], ["model.num_layers=3"]), "model.num_layers", [2, 3]),
+        ((["keep_env=[]"], ["keep_env=[A,B]"]), "keep_env", ["", "A,B"]),
+        ((["fault=bit_flip", "fault.rank=null"], ["fault=bit_flip", "fault.rank=1"]), "fault.rank", [None, 1]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_axis_shows_the_words_of_the_command_line(
+    tmp_path: Path, points: tuple[list[str], ...], axis: str, values: list[object]
+) -> None:
+    write_cells(tmp_path, plan_of(*points))
+    sweep = load(tmp_path)
+    assert sweep.axes == (axis,)
+    shown = sweep.trials[axis].astype(object)
+    assert shown.where(shown.notna(), None).tolist() == values
+    assert len(sweep.matrix(rows=axis)) == 2
+
+
+def test_a_column_of_the_trials_that_is_an_axis_is_there_once(tmp_path: Path) -> None:
+    write_cells(tmp_path, plan_of(["mitigation=[none]"], ["mitigation=[recipe]"]))
+    assert list(load(tmp_path).trials.columns).count("mitigation") == 1
+
+
+def test_cells_stand_in_the_order_of_the_sweep(tmp_path: Path) -> None:
+    write_cells(tmp_path, plan_of(["seed=30"], ["seed=4"], ["seed=100"]))
+    assert list(load(tmp_path).trials["seed"]) == [30, 4, 100]
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+
+def test_records_have_a_row_for_each_fingerprint(tmp_path: Path) -> None:
+    sweep, plan = _sweep(tmp_path)
+    records = load(tmp_path).records(cell=plan.cells[1].id, trial=0, rank=1)
+    assert len(records) == 2 * len(SEQUENCE)
+    row = records.iloc[BLOCK_0_POST]
+    assert (row["rank"], row["step"], row["run"], row["seq"]) == (1, 0, "r1", BLOCK_0_POST)
+    assert (row["site"], row["block"], row["name"]) == ("block_post", 0, "blocks.0")
+    assert (row["dtype"], row["shape"]) == ("bfloat16", (2, 32, 64))
+    assert row["digest"] == f"{(1 << 63) + 1000 + BLOCK_0_POST:016x}"
+    assert trial_of(sweep, plan.cells[1], 0).records(1).exists()
+
+
+def test_records_can_be_narrowed_down(tmp_path: Path) -> None:
+    _, plan = _sweep(tmp_path)
+    sweep = load(tmp_path)
+    in_one_rank = 2 * len(SEQUENCE)
+    # Five trials of two ranks left records.
+    assert len(sweep.records()) == 10 * in_one_rank
+    assert len(sweep.records(cell=plan.cells[1].id)) == 4 * in_one_rank
+    assert len(sweep.records(trial=1)) == 4 * in_one_rank
+    assert set(sweep.records(rank=1)["rank"]) == {1}
+    assert len(sweep.records(cell="nothing")) == 0
+
+
+def test_a_negative_digest_is_shown_in_its_64_bits(tmp_path: Path) -> None:
+    plan = plan_of(["seed=1"])
+    sweep = write_cells(tmp_path, plan)
+    trial = trial_of(sweep, plan.cells[0])
+    write_trial(trial, plan.cells[0])
+    text = trial.records(0).read_text()
+    trial.records(0).write_text(text.replace(str((1 << 63) + INPUT), "-2"))
+    assert load(tmp_path).records(rank=0).iloc[INPUT]["digest"] == "fffffffffffffffe"
+
+
+def test_torn_records_raise_an_error_that_names_the_file(tmp_path: Path) -> None:
+    sweep, plan = _sweep(tmp_path)
+    path = trial_of(sweep, plan.cells[0], 0).records(0)
+    path.write_text(path.read_text()[:-10])
+    with pytest.raises(FileError, match=r"rank000\.jsonl is cut off in line 2"):
+        load(tmp_path).records()
+
+
+def test_a_positive_control_is_known_as_one(tmp_path: Path) -> None:
+    write_cells(tmp_path / "a", plan_of(["fault=none"], common=["positive_control=true"]))
+    write_cells(tmp_path / "b", plan_of(["fault=none"]))
+    assert load(tmp_path / "a").positive_control
+    assert not load(tmp_path / "b").positive_control
+    assert one_cell("positive_control=true").id == one_cell().id

@@ -1,0 +1,218 @@
+"""The matrix: the worst verdict stands for several, rates count only trials that say something, no field is lost."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from detsweep import Sweep, load
+from detsweep.analysis.matrix import WORST_FIRST, cell_table, describe_first, upper_bound, worst
+from detsweep.paths import write_json
+from detsweep.results import VERDICTS
+from tests.support import BLOCK_1_POST, INPUT, LOSS, plan_of, trial_of, write_cells, write_trial
+
+
+def _sweep(folder: Path) -> Sweep:
+    """dtype x experts with three trials each; (bf16, 4) is missing, (fp16, 4) diverges in one of three."""
+    plan = plan_of(
+        ["dtype=fp16", "experts=1"],
+        ["dtype=fp16", "experts=4"],
+        ["dtype=bf16", "experts=1"],
+        common=["trials=3", "runs=3"],
+    )
+    sweep = write_cells(folder, plan)
+    for number, milliseconds in enumerate((1.0, 9.0, 2.0)):
+        write_trial(trial_of(sweep, plan.cells[0], number), plan.cells[0], number, milliseconds=milliseconds)
+    for number in range(2):
+        differs = {1: {(0, 3): BLOCK_1_POST}} if number else {}
+        write_trial(trial_of(sweep, plan.cells[1], number), plan.cells[1], number, differs=differs)
+    failed = {"schema": 1, "verdict": "error", "error": "rank 0: ValueError"}
+    write_json(trial_of(sweep, plan.cells[1], 2).result, failed)
+    write_trial(trial_of(sweep, plan.cells[2], 0), plan.cells[2], 0)
+    return load(folder)
+
+
+def test_a_row_for_each_cell(tmp_path: Path) -> None:
+    table = cell_table(_sweep(tmp_path))
+    shown = table[["dtype", "experts", "verdict", "diverged", "errors", "replays", "first", "ranks"]]
+    assert shown.to_numpy().tolist() == [
+        ["fp16", 1, "pass", "0/3", 0, "0/6", "", ""],
+        ["fp16", 4, "diverged", "1/2", 1, "1/4", "block_post of block 1, step 0 r3", "1"],
+        ["bf16", 1, "none", "0/1", 0, "0/2", "", ""],
+    ]
+
+
+def test_bounds_are_for_cells_in_which_nothing_diverged(tmp_path: Path) -> None:
+    bounds = list(cell_table(_sweep(tmp_path))["upper_bound"])
+    assert bounds[0] == pytest.approx(1 - 0.05 ** (1 / 6))
+    assert pd.isna(bounds[1])
+    assert bounds[2] == pytest.approx(1 - 0.05 ** (1 / 2))
+
+
+def test_times_are_medians_over_trials(tmp_path: Path) -> None:
+    table = cell_table(_sweep(tmp_path))
+    assert list(table["step_ms"]) == [2.0, 3.0, 3.0]
+    assert list(table["plain_step_ms"]) == [2.0, 2.0, 2.0]
+
+
+def test_faults_and_mitigations_are_shown_where_there_are_any(tmp_path: Path) -> None:
+    write_cells(tmp_path / "plain", plan_of(["seed=1"], ["seed=2"]))
+    assert not {"fault", "mitigation"} & set(cell_table(load(tmp_path / "plain")).columns)
+    plan = plan_of(["seed=1"], ["seed=2"], common=["fault=bit_flip", "mitigation=[recipe]"])
+    write_cells(tmp_path / "both", plan)
+    table = cell_table(load(tmp_path / "both"))
+    assert list(table["fault"]) == ["bit_flip"] * 2
+    assert list(table["mitigation"]) == ["recipe"] * 2
+
+
+def test_a_sweep_of_one_cell_is_named_by_its_slug(tmp_path: Path) -> None:
+    write_cells(tmp_path, plan_of(["dtype=fp16"]))
+    table = cell_table(load(tmp_path))
+    assert table.columns[0] == "slug"
+    assert list(table["slug"]) == ["dtype-fp16"]
+
+
+def test_a_broken_cell_has_its_row_in_the_table(tmp_path: Path) -> None:
+    plan = plan_of(["seed=1"], ["seed=2"], ["seed=3"])
+    sweep = write_cells(tmp_path, plan)
+    sweep.cell(plan.cells[1].slug, plan.cells[1].id).cell.write_text("{")
+    table = cell_table(load(tmp_path))
+    assert sorted(table["verdict"]) == ["error", "none", "none"]
+
+
+def test_a_sweep_in_which_every_cell_is_broken_still_has_a_table(tmp_path: Path) -> None:
+    plan = plan_of(["seed=1"])
+    sweep = write_cells(tmp_path, plan)
+    sweep.cell(plan.cells[0].slug, plan.cells[0].id).cell.write_text("{")
+    assert list(cell_table(load(tmp_path))["verdict"]) == ["error"]
+
+
+# --- pivot -----------------------------------------------------------------------------------------------------------
+
+
+def _plain(table: pd.DataFrame) -> dict[object, dict[object, object]]:
+    """A pivot's values by row and column name; fields without a trial are left out."""
+    columns: list[Any] = table.columns.to_list()
+    names = [column[-1] if isinstance(column, tuple) else column for column in columns]
+    index: list[Any] = table.index.to_list()
+    return {
+        (row[0] if isinstance(row, tuple) and len(row) == 1 else row): {
+            name: value for name, value in zip(names, values, strict=True) if not pd.isna(value)
+        }
+        for row, values in zip(index, table.to_numpy().tolist(), strict=True)
+    }
+
+
+def test_the_last_axis_stands_across(tmp_path: Path) -> None:
+    assert _plain(_sweep(tmp_path).matrix()) == {"fp16": {1: "pass", 4: "diverged"}, "bf16": {1: "none"}}
+
+
+def test_axes_can_be_turned(tmp_path: Path) -> None:
+    table = _sweep(tmp_path).matrix(rows="experts", columns="dtype")
+    assert _plain(table) == {1: {"fp16": "pass", "bf16": "none"}, 4: {"fp16": "diverged"}}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("rate", {"fp16": {1: "0/3", 4: "1/2"}, "bf16": {1: "0/1"}}),
+        ("step_ms", {"fp16": {1: 2.0, 4: 3.0}, "bf16": {1: 3.0}}),
+        ("first_name", {"fp16": {1: "", 4: "blocks.1"}, "bf16": {1: ""}}),
+        ("error", {"fp16": {1: "", 4: "rank 0: ValueError"}, "bf16": {1: ""}}),
+    ],
+)
+def test_any_column_can_fill_the_fields(tmp_path: Path, value: str, expected: dict[object, object]) -> None:
+    assert _plain(_sweep(tmp_path).matrix(rows="dtype", columns="experts", value=value)) == expected
+
+
+def test_rows_alone_put_the_trials_of_other_axes_together(tmp_path: Path) -> None:
+    table = _sweep(tmp_path).matrix(rows="dtype", columns=[], value="rate")
+    assert _plain(table) == {"fp16": {"rate": "1/5"}, "bf16": {"rate": "0/1"}}
+
+
+def test_several_axes_can_stand_on_one_side(tmp_path: Path) -> None:
+    table = _sweep(tmp_path).matrix(rows=["dtype", "experts"], columns="trial")
+    assert table.shape == (3, 3)
+    assert table.to_numpy().tolist()[1] == ["pass", "diverged", "error"]
+    assert list(table.index) == [("fp16", 1), ("fp16", 4), ("bf16", 1)]
+
+
+def test_a_sweep_without_axes_is_one_field(tmp_path: Path) -> None:
+    write_cells(tmp_path, plan_of(["seed=1"]))
+    table = load(tmp_path).matrix()
+    assert table.to_numpy().tolist() == [["none"]]
+
+
+def test_a_missing_value_on_an_axis_drops_no_row(tmp_path: Path) -> None:
+    common = ["fault=bit_flip", "world.nproc_per_node=2"]
+    points = [["seed=1", "fault.rank=null"], ["seed=1", "fault.rank=1"], ["seed=2", "fault.rank=null"]]
+    write_cells(tmp_path, plan_of(*points, common=common))
+    sweep = load(tmp_path)
+    assert sweep.axes == ("seed", "fault.rank")
+    assert len(sweep.matrix(rows=["seed", "fault.rank"], columns=[])) == 3
+    assert int(sweep.matrix().notna().to_numpy().sum()) == 3
+
+
+def test_a_name_that_is_no_column_is_refused_with_the_ones_there_are(tmp_path: Path) -> None:
+    sweep = _sweep(tmp_path)
+    for arguments in ({"rows": "typo"}, {"columns": "typo"}, {"value": "typo"}):
+        with pytest.raises(KeyError, match=r"no column 'typo'; columns: dtype, experts, cell, .*, rate"):
+            sweep.matrix(**arguments)
+
+
+# --- small parts -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verdicts", list(permutations(["pass", "diverged", "error"])), ids="-".join)
+def test_a_divergence_hides_behind_nothing(verdicts: tuple[str, ...]) -> None:
+    assert worst(verdicts) == "diverged"
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        (["pass", "error"], "error"),
+        (["pass", "timeout"], "timeout"),
+        (["pass", "invalid"], "invalid"),
+        (["pass", "none"], "none"),
+        (["pass", "unsupported"], "pass"),
+        (["unsupported"], "unsupported"),
+    ],
+)
+def test_a_pass_hides_nothing(verdicts: list[str], expected: str) -> None:
+    assert worst(verdicts) == expected
+
+
+def test_every_verdict_has_its_place_among_the_worst() -> None:
+    assert set(WORST_FIRST) == {*VERDICTS, "none"}
+
+
+@pytest.mark.parametrize(
+    ("replays", "bound"), [(0, 1.0), (1, 0.95), (51, 0.057), (59, 0.0495), (1000, 0.00299)], ids=str
+)
+def test_the_upper_bound_is_that_of_zero_events(replays: int, bound: float) -> None:
+    assert upper_bound(replays) == pytest.approx(bound, rel=0.01)
+
+
+def test_at_the_bound_nothing_would_be_seen_once_in_twenty() -> None:
+    assert (1 - upper_bound(51)) ** 51 == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        (BLOCK_1_POST, "block_post of block 1, step 0 r2"),
+        (INPUT, "input input_ids, step 0 r2"),
+        (LOSS, "loss, step 0 r2"),
+        (LOSS + 1, "grad blocks.1.ffn.up.weight, step 0 r2"),
+    ],
+)
+def test_a_divergence_is_told_in_a_few_words(tmp_path: Path, place: int, words: str) -> None:
+    plan = plan_of(["seed=1"])
+    sweep = write_cells(tmp_path, plan)
+    write_trial(trial_of(sweep, plan.cells[0]), plan.cells[0], differs={0: {(0, 2): place}})
+    assert describe_first(load(tmp_path).trials.iloc[0]) == words
