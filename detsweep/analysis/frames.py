@@ -18,7 +18,8 @@ NO_VERDICT = "none"
 MATRIX_VERDICTS = (*results.VERDICTS, NO_VERDICT)
 TRIAL_COLUMNS = (
     "cell", "slug", "trial", "verdict", "mitigation", "fault", "diverged_ranks", "first_site", "first_block",
-    "first_name", "first_step", "first_run", "first_ranks", "cause", "replays", "diverged_replays", "error",
+    "first_name", "first_kind", "first_step", "first_run", "first_ranks", "cause", "replays", "diverged_replays",
+    "error",
     "error_ranks", "log", "log_tail", "step_ms", "plain_step_ms", "seconds", "folder",
 )  # fmt: skip
 DIVERGENCE_COLUMNS = (
@@ -183,6 +184,7 @@ def _trial_row(number: int, trial: TrialPaths, result: Mapping[str, Any]) -> dic
         "first_site": first.get("site"),
         "first_block": first.get("block"),
         "first_name": first.get("name"),
+        "first_kind": first.get("kind"),
         "first_step": first.get("step"),
         "first_run": first.get("run"),
         "first_ranks": _ranks_at(first, result),

@@ -120,7 +120,9 @@ def describe_first(trial: pd.Series[Any]) -> str:
         place = f"{site} of block {block}"
     else:
         place = str(site) if name == site else f"{site} {name}"
-    return f"{place}, step {trial['first_step']} {trial['first_run']}"
+    # A record that the other run does not have at this place, or has in another shape, is not one of other bits.
+    kind = "" if trial["first_kind"] in ("value", None) else f"{trial['first_kind']} differs at "
+    return f"{kind}{place}, step {trial['first_step']} {trial['first_run']}"
 
 
 def _rank_list(ranks: Sequence[int]) -> str:

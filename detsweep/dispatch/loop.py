@@ -26,7 +26,6 @@ from detsweep.plan import Plan
 
 POLL_S = 0.05
 STOP_LIMIT_S = 60.0
-BUSY = 2
 
 
 class Stop:

@@ -133,8 +133,8 @@ class Replay:
         if self._global:
             record("global", "loss^output", self.loss, digest=self._global_bits(bits))
         for name, parameter in backward_order(self._model):
-            if parameter.grad is not None:
-                record("grad", name, parameter.grad, block=block_of(name))
+            assert parameter.grad is not None, f"{name} has no gradient"
+            record("grad", name, parameter.grad, block=block_of(name))
         for name, parameter in self._model.named_parameters():
             record("param", name, parameter, block=block_of(name))
         for name, buffer in self._model.named_buffers():
