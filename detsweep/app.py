@@ -5,102 +5,99 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from detsweep import hydra_errors, schema
-from detsweep.dispatch import dry_run, run_trials
-from detsweep.paths import SweepPaths, conf_dir
+from detsweep import __version__, hydra_errors, schema
+from detsweep.dispatch import FolderBusyError, dry_run, run_trials
+from detsweep.paths import FileError, SweepPaths, conf_dir
 from detsweep.plan import Plan, make_plan
 
-Point = tuple[Sequence[str], Mapping[str, Any]]
 WRONG_CONFIGURATION = 2
+NO_VERDICT = 3
 INTERRUPTED = 130
+GROUPS_OF_PLUGINS = ("hydra/launcher", "hydra/sweeper")
 
 
 class ConfigurationError(Exception):
-    """The user asked for something that cannot be run; the message is for them."""
+    """The user asked for something that cannot be run; the message is for them, a line for each mistake."""
 
 
 def main() -> int:
-    """Plan, dispatch and aggregate what the command line asks for; returns the process's exit code."""
+    """Plan, dispatch and aggregate what the command line asks for; returns the process's exit code.
+
+    A crash of detsweep itself never leaves with 1, which says that something diverged.
+    """
+    if sys.argv[1:] == ["--version"]:
+        print(f"detsweep {__version__}")
+        return 0
+    # What Hydra's usage calls the program.
+    sys.argv[0] = "detsweep"
     try:
         plan = _plan(sys.argv[1:])
-    except ConfigurationError as error:
-        for line in str(error).splitlines():
-            print(f"detsweep: {line}", file=sys.stderr)
-        return WRONG_CONFIGURATION
-    if plan is None:
-        return 0
-    folder = Path(str(plan.options["folder"]))
-    if plan.options["dry_run"]:
-        _discard_empty(folder)
-        dry_run(plan, SweepPaths(folder.absolute()))
-        return 0
-    return _run(plan, SweepPaths(folder.absolute()), sys.argv[1:])
+        if plan is None:
+            return 0
+        sweep = SweepPaths(Path(str(plan.options["folder"])).absolute())
+        if plan.options["dry_run"]:
+            dry_run(plan, sweep)
+            return 0
+        _refuse_foreign(sweep)
+        return _run(plan, sweep, sys.argv[1:])
+    except (ConfigurationError, FolderBusyError) as error:
+        return _complain(str(error), WRONG_CONFIGURATION)
+    except KeyboardInterrupt:
+        return _complain("interrupted before anything was started", INTERRUPTED)
+    except (FileError, OSError) as error:
+        return _complain(str(error), NO_VERDICT)
+    except Exception:
+        traceback.print_exc()
+        return NO_VERDICT
 
 
-def _run(plan: Plan, sweep: SweepPaths, arguments: list[str]) -> int:
-    """Launch what has no result yet, then the matrix over all that the folder holds, failed cells included."""
-    if plan.repeated:
-        print(f"detsweep: {plan.repeated} of {plan.repeated + len(plan.cells)} cells are the same as another, left out")
-    try:
-        completed = run_trials(plan, sweep, arguments)
-    except BlockingIOError as error:
-        print(f"detsweep: {error}", file=sys.stderr)
-        return WRONG_CONFIGURATION
-    # pandas takes a third of a second to import: only once there is something to show.
-    from detsweep.analysis import exit_code, load, print_report, write_report
-
-    result = load(sweep.folder)
-    write_report(result)
-    print_report(result)
-    print(f"\nresults: {sweep.folder}")
-    if completed:
-        return exit_code(result)
-    folder = f"folder={plan.options['folder']}"
-    again = [word for word in arguments if not word.startswith("folder=")]
-    print(f"to go on: {shlex.join(['python', '-m', 'detsweep', *again, folder])}")
-    return INTERRUPTED
+def _complain(text: str, code: int) -> int:
+    for line in text.splitlines():
+        print(f"detsweep: {line}", file=sys.stderr)
+    return code
 
 
 def _plan(arguments: list[str]) -> Plan | None:
     """The cells, or None where Hydra only printed something (--help, --cfg, ...)."""
-    if refused := hydra_errors.refuse_plugins(arguments):
+    if refused := hydra_errors.refuse(arguments):
         raise ConfigurationError(refused)
-    points = _compose()
+    with tempfile.TemporaryDirectory(prefix="detsweep-") as scratch:
+        composed = _compose(scratch)
+        points = [(list(own.overrides.task), _resolved(config, own, scratch)) for config, own in composed]
     if not points:
         return None
     plan = make_plan(points)
     if plan.problems:
-        _discard_empty(Path(str(plan.options["folder"])))
         raise ConfigurationError("\n".join(plan.problems))
     return plan
 
 
-def _compose() -> list[Point]:
+def _compose(scratch: str) -> list[tuple[DictConfig, HydraConf]]:
+    """Each point of the sweep as Hydra composed it: the configuration, and Hydra's own part of it."""
     schema.register()
-    points: list[Point] = []
+    started = time.strftime("%Y-%m-%d/%H-%M-%S")
+    OmegaConf.register_new_resolver("detsweep.started", lambda: started, replace=True)
+    OmegaConf.register_new_resolver("detsweep.scratch", lambda: scratch, replace=True)
+    points: list[tuple[DictConfig, HydraConf]] = []
 
     @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
     def collect(config: DictConfig) -> None:
-        own = HydraConfig.get()
-        for group in ("hydra/launcher", "hydra/sweeper"):
-            if own.runtime.choices[group] != "basic":
-                raise ConfigurationError(hydra_errors.plugin_line(group, own.runtime.choices[group]))
-        resolved = OmegaConf.to_container(config, resolve=True)
-        assert isinstance(resolved, dict)
-        # Both follow `folder`, unless the command line sets Hydra's own key.
-        resolved["folder"] = own.sweep.dir if own.mode == RunMode.MULTIRUN else own.run.dir
-        points.append((list(own.overrides.task), {str(key): value for key, value in resolved.items()}))
+        points.append((config, HydraConfig.get()))
 
     # With this set Hydra raises instead of printing several lines and leaving with 1.
     asked = os.environ.get("HYDRA_FULL_ERROR")
@@ -109,7 +106,7 @@ def _compose() -> list[Point]:
         collect()
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         if asked == "1":
-            raise
+            traceback.print_exc()
         raise ConfigurationError(hydra_errors.one_line(error)) from error
     finally:
         if asked is None:
@@ -119,15 +116,53 @@ def _compose() -> list[Point]:
     return points
 
 
-def _discard_empty(folder: Path) -> None:
-    """Take back the folders that Hydra made while planning, where nothing of a sweep is in them."""
-    if SweepPaths(folder).sweep.exists():
-        return
-    SweepPaths(folder).planned_by_hydra.unlink(missing_ok=True)
-    # Of an absolute path only its last part can be ours; of a relative one (runs/<date>/<time>) each part can.
-    candidates = [folder] if folder.is_absolute() else [folder, *folder.parents][:-1]
-    for path in candidates:
-        try:
-            path.rmdir()
-        except OSError:
-            return
+def _resolved(config: DictConfig, own: HydraConf, scratch: str) -> Mapping[str, Any]:
+    for group in GROUPS_OF_PLUGINS:
+        if own.runtime.choices[group] != "basic":
+            raise ConfigurationError(hydra_errors.plugin_line(group, own.runtime.choices[group]))
+    try:
+        resolved = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigurationError(hydra_errors.one_line(error)) from error
+    assert isinstance(resolved, dict)
+    # Hydra's own keys name the sweep's folder too, where the command line sets them.
+    chosen = own.sweep.dir if own.mode == RunMode.MULTIRUN else own.run.dir
+    if chosen != scratch:
+        resolved["folder"] = chosen
+    return {str(key): value for key, value in resolved.items()}
+
+
+def _refuse_foreign(sweep: SweepPaths) -> None:
+    """Keep out of a folder that holds something else, and name one that cannot be made."""
+    try:
+        sweep.folder.mkdir(parents=True, exist_ok=True)
+        strange = not sweep.jobs.exists() and not sweep.sweep.exists() and any(sweep.folder.iterdir())
+        sweep.jobs.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"folder={sweep.folder}: {error.strerror}") from error
+    if strange:
+        sweep.jobs.rmdir()
+        raise ConfigurationError(f"folder={sweep.folder}: holds files and is no sweep; name a new or an empty folder")
+
+
+def _run(plan: Plan, sweep: SweepPaths, arguments: list[str]) -> int:
+    """Launch what has no result yet, then the matrix over all that the folder holds, failed cells included."""
+    if plan.repeated:
+        print(f"{plan.repeated} of {plan.repeated + len(plan.cells)} cells are the same as another, and left out")
+    completed = run_trials(plan, sweep, arguments)
+    # pandas takes a third of a second to import: only once there is something to show.
+    from detsweep.analysis import exit_code, load, print_report, write_report
+
+    result = load(sweep.folder)
+    print_report(result)
+    write_report(result)
+    others = set(result.trials["cell"]) - {cell.id for cell in plan.cells}
+    if others:
+        print(f"{len(others)} of these cells are from earlier commands on this folder")
+    print(f"\nresults: {sweep.folder}")
+    if completed:
+        return exit_code(result)
+    folder = f"folder={plan.options['folder']}"
+    again = [word for word in arguments if not word.startswith(("folder=", "hydra.run.dir=", "hydra.sweep.dir="))]
+    print(f"to go on: {shlex.join(['python', '-m', 'detsweep', *again, folder])}")
+    return INTERRUPTED

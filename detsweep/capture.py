@@ -124,8 +124,7 @@ def read_streams(path: Path) -> list[Stream]:
 
 
 def write_streams(path: Path, streams: Iterable[Stream], *, world_size: int) -> None:
-    """Append streams to a rank's file, one write for each so that a line is there whole or not at all."""
-    with path.open("a", encoding="utf-8") as file:
+    """Append streams to a rank's file. A line that was cut off by the rank's death is told by its missing end."""
+    with path.open("ab", buffering=0) as file:
         for stream in streams:
-            file.write(to_line(stream, world_size=world_size) + "\n")
-            file.flush()
+            file.write(to_line(stream, world_size=world_size).encode() + b"\n")

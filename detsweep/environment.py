@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -14,7 +14,9 @@ from pathlib import Path
 # Variables that change which bits a training step produces. What the shell happens to hold of them does not reach
 # a trial unless a mitigation, `env` or `keep_env` says so, or two cells would differ by more than their settings.
 NUMERIC_PREFIXES = (
+    "AMDGCN_",
     "AMD_SERIALIZE_",
+    "DISABLE_ADDMM_",
     "DNNL_",
     "FLASH_ATTENTION_",
     "HIPBLASLT_",
@@ -22,6 +24,7 @@ NUMERIC_PREFIXES = (
     "KMP_",
     "MIOPEN_",
     "MKL_",
+    "MSCCLPP_",
     "NCCL_",
     "NVTE_",
     "OMP_",
@@ -33,27 +36,35 @@ NUMERIC_PREFIXES = (
     "TE_HIPBLASLT_",
     "TENSILE_",
     "TORCHINDUCTOR_",
+    "TORCH_BLAS_",
     "TORCH_COMPILE_",
+    "TORCH_NCCL_",
+    "TORCH_ROCM_",
     "TRITON_",
 )
 NUMERIC_NAMES = (
     "ATEN_CPU_CAPABILITY",
+    "CAUSAL_CONV1D_DETERMINISTIC",
     "CUBLASLT_WORKSPACE_SIZE",
     "CUBLAS_WORKSPACE_CONFIG",
     "CUDA_DEVICE_MAX_CONNECTIONS",
     "CUDA_LAUNCH_BLOCKING",
     "CUDNN_LOGINFO_DBG",
+    "GLOO_DEVICE_TRANSPORT",
     "GPU_MAX_HW_QUEUES",
     "HIPBLAS_WORKSPACE_CONFIG",
+    "HIP_FORCE_DEV_KERNARG",
     "HIP_LAUNCH_BLOCKING",
+    "MAMBA_DETERMINISTIC",
     "NVIDIA_TF32_OVERRIDE",
     "PYTHONHASHSEED",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_HIP_ALLOC_CONF",
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "ROC_GLOBAL_CU_MASK",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-    "TORCH_BLAS_PREFER_HIPBLASLT",
+    "TORCH_GLOO_LAZY_INIT",
 )
 # These say how to reach the network or what to log, and are needed to start at all on many clusters.
 KEPT_NAMES = (
@@ -70,15 +81,18 @@ KEPT_NAMES = (
 # A launcher's own variables must not reach another launcher's processes.
 FOREIGN = re.compile(
     r"(SUBMITIT_\w+|TORCHELASTIC_\w+|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|ROLE_RANK"
-    r"|ROLE_WORLD_SIZE|GROUP_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|ROLE_NAME|TORCH_NCCL_ASYNC_ERROR_HANDLING)"
+    r"|ROLE_WORLD_SIZE|GROUP_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|ROLE_NAME)"
 )
 
 
 @dataclass(frozen=True)
 class ChildEnvironment:
-    """The variables of a trial's processes, and those of the shell that were taken away, with their values."""
+    """The variables of a trial's processes; of these the ones that the shell has not, or otherwise; and the shell's
+    own that were taken away.
+    """
 
     variables: dict[str, str]
+    changed: dict[str, str]
     removed: dict[str, str]
 
 
@@ -88,36 +102,55 @@ def changes_numerics(name: str) -> bool:
 
 
 def child_environment(
-    base: Mapping[str, str], wanted: Mapping[str, str | None], *, keep: Collection[str], threads: int
+    base: Mapping[str, str], wanted: Mapping[str, str | None], *, threads: int, gpus: Sequence[str]
 ) -> ChildEnvironment:
     """The environment in which a trial's torchrun is started.
 
-    `base` is the shell's; `wanted` what the cell sets (None: unset). The thread count is always set: torchrun would
-    otherwise set one thread by itself, but only where there is more than one rank.
+    `base` is the shell's; `wanted` what the cell sets (None: unset); `gpus` are the trial's own, and none hides them
+    all. The thread count is always set: torchrun would otherwise set one thread by itself, but only where there is
+    more than one rank.
     """
-    variables = {name: value for name, value in base.items() if not FOREIGN.fullmatch(name)}
-    removed = {name: variables.pop(name) for name in sorted(variables) if changes_numerics(name) and name not in keep}
+    variables = {
+        name: value for name, value in base.items() if not FOREIGN.fullmatch(name) and not changes_numerics(name)
+    }
     variables["OMP_NUM_THREADS"] = variables["MKL_NUM_THREADS"] = str(threads)
+    variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    # On AMD it would win over the line above.
+    variables.pop("HIP_VISIBLE_DEVICES", None)
     for name, value in wanted.items():
         if value is None:
             variables.pop(name, None)
         else:
             variables[name] = value
-    return ChildEnvironment(variables, removed)
+    # What submitit says to its own task was never the shell's.
+    removed = {k: v for k, v in base.items() if k not in variables and not k.startswith("SUBMITIT_")}
+    changed = {k: v for k, v in variables.items() if base.get(k) != v}
+    return ChildEnvironment(variables, changed, removed)
 
 
 def visible_gpus() -> tuple[str, ...]:
     """Ids of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES takes them; asks no torch.
 
-    The shell's CUDA_VISIBLE_DEVICES (HIP_VISIBLE_DEVICES on AMD) is obeyed.
+    The shell's CUDA_VISIBLE_DEVICES is obeyed; on AMD, as torch does, HIP_VISIBLE_DEVICES comes before it, and both
+    number the GPUs that ROCR_VISIBLE_DEVICES leaves.
     """
-    count = _gpu_count()
-    limit = os.environ.get("CUDA_VISIBLE_DEVICES", os.environ.get("HIP_VISIBLE_DEVICES"))
-    if count == 0 or limit is None:
-        return tuple(str(index) for index in range(count))
-    named = [part.strip() for part in limit.split(",") if part.strip()]
-    # As CUDA reads it: what follows an invalid id, -1 by convention, does not exist.
-    return tuple(takewhile(lambda name: not name.startswith("-"), named))
+    amd = Path("/dev/kfd").exists()
+    count = _amd_count() if amd else _nvidia_count()
+    if amd and (left := _listed("ROCR_VISIBLE_DEVICES")) is not None:
+        count = min(count, len(left))
+    chosen = _listed("HIP_VISIBLE_DEVICES") if amd else None
+    chosen = _listed("CUDA_VISIBLE_DEVICES") if chosen is None else chosen
+    every = tuple(str(index) for index in range(count))
+    return every if count == 0 or chosen is None else chosen
+
+
+def _listed(variable: str) -> tuple[str, ...] | None:
+    """The ids that a variable lists, None where it is unset; what follows an invalid one, -1 by convention, is not."""
+    text = os.environ.get(variable)
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    return tuple(takewhile(lambda name: not name.startswith("-"), parts))
 
 
 def gpu_platform() -> str:
@@ -127,11 +160,9 @@ def gpu_platform() -> str:
     return "nvidia" if _nvidia_count() else "cpu"
 
 
-def _gpu_count() -> int:
-    if Path("/dev/kfd").exists():
-        nodes = Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties")
-        return sum(1 for node in nodes if re.search(r"^simd_count [1-9]", node.read_text(), re.MULTILINE))
-    return _nvidia_count()
+def _amd_count() -> int:
+    nodes = Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties")
+    return sum(1 for node in nodes if re.search(r"^simd_count [1-9]", node.read_text(), re.MULTILINE))
 
 
 def _nvidia_count() -> int:

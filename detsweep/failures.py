@@ -107,6 +107,8 @@ def explain_failure(trial: TrialPaths, world_size: int, returncode: int) -> Fail
     if raised:
         first = min(raised, key=lambda rank: float(results[rank].get("at", 0)))
         return _with_log(trial, f"rank {first}: {_single_line(results[first]['error'])}", [first])
+    if returncode < 0:
+        return _with_log(trial, f"torchrun was killed by {signal.Signals(-returncode).name} from outside", [])
     missing = [rank for rank, result in results.items() if not result]
     if missing:
         text = f"{_ranks(missing)} left no result (torchrun's exit code {returncode})"
@@ -138,7 +140,9 @@ def _result(trial: TrialPaths, rank: int) -> Mapping[str, Any]:
 def _with_log(trial: TrialPaths, text: str, ranks: Sequence[int]) -> Failure:
     for log in (*(trial.rank_log(rank) for rank in ranks), trial.launcher_log):
         if lines := tail(log):
-            return Failure(text, tuple(ranks), log, lines)
+            # torchrun's own summary names the rank that it happened to look at first; the agent's names all.
+            own = tuple(line for line in lines if line.startswith("rank ")) if log == trial.launcher_log else ()
+            return Failure(text, tuple(ranks), log, own or lines)
     return Failure(text, tuple(ranks), trial.launcher_log, ())
 
 
@@ -159,8 +163,8 @@ def _stack_top(log: Path) -> str | None:
 
 
 def _waits(log: Path) -> bool:
-    """Whether a rank's innermost frame is torch.distributed's: it waits for a peer."""
-    return any("torch/distributed/" in file for file, _, _ in _stack(log)[:1])
+    """Whether a rank's innermost frame is torch.distributed's, or waits for the device: it waits for a peer."""
+    return any("torch/distributed/" in file or "torch/cuda/" in file for file, _, _ in _stack(log)[:1])
 
 
 def _ranks(ranks: Sequence[int]) -> str:

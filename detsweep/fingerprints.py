@@ -23,7 +23,7 @@ xxh3 is unsigned, as its specification has it; sums are signed, as the recipe's 
 # bytes. With the copy of a piece that is not contiguous both stay below 64 MiB.
 PIECE = 4 << 20
 _MASK = (1 << 64) - 1
-_INTEGER_OF_WIDTH = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+INTEGER_OF_WIDTH = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ def bitsum(tensor: Tensor) -> Tensor:
     own = local(tensor)
     if own.is_complex():
         own = torch.view_as_real(own)
-    integer = _INTEGER_OF_WIDTH[own.element_size()]
+    integer = INTEGER_OF_WIDTH[own.element_size()]
     total = torch.zeros((), dtype=torch.int64, device=own.device)
     for piece in _pieces(own, own.element_size() * PIECE):
         for part in piece.view(-1).view(integer).split(PIECE):
@@ -101,7 +101,7 @@ def select(checksum: str, device_type: str) -> tuple[str, Callable[[Tensor], Dig
 def raw_bits(scalar: Tensor) -> Tensor:
     """The bits of a 0-d tensor as an integer of its own width, in a 0-d int64 tensor on its device."""
     own = local(scalar)
-    return own.view(_INTEGER_OF_WIDTH[own.element_size()]).to(torch.int64)
+    return own.view(INTEGER_OF_WIDTH[own.element_size()]).to(torch.int64)
 
 
 def collect(digests: Sequence[Digest]) -> list[int]:

@@ -132,14 +132,13 @@ class SweepPaths:
         """What only a running sweep needs: submitit's own files and the locks."""
         return self.folder / ".jobs"
 
+    def trial_lock(self, cell_id: str, number: int) -> Path:
+        """Held by every process of a trial."""
+        return self.jobs / f"{cell_id}-trial{number}.lock"
+
     def job_log(self, job_id: str) -> Path:
         """What the process that launches a trial printed, as submitit keeps it."""
         return self.jobs / f"{job_id}_0_log.out"
-
-    @property
-    def planned_by_hydra(self) -> Path:
-        """The file that Hydra writes while it plans a sweep."""
-        return self.folder / "multirun.yaml"
 
     @property
     def driver_lock(self) -> Path:

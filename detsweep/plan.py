@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from detsweep import environment, mitigations
 from detsweep.capture import SCHEMA
+from detsweep.schema import FaultConfig
 from detsweep.validate import lookup, problems
 
 # How a cell is launched, where it is kept and how its result is judged say nothing about what it computes.
@@ -72,6 +74,7 @@ class Cell:
             "trial": trial,
             "world_size": self.world_size,
             "settings": {"env": dict(settings.env), "torch": dict(settings.torch)},
+            "timeout_min": self.config["launch"]["timeout_min"],
             "config": self.to_json()["config"],
         }
 
@@ -111,11 +114,22 @@ def make_plan(points: Sequence[tuple[Sequence[str], Mapping[str, Any]]]) -> Plan
         resolved = dict(config)
         if resolved.get("device") == "auto":
             resolved["device"] = "cuda" if gpus else "cpu"
+        if resolved.get("fault", {}).get("kind") == "none":
+            # Where there is no fault, where it would be says nothing about the cell.
+            resolved["fault"] = asdict(FaultConfig())
+        found.update(dict.fromkeys(_keep(resolved)))
         found.update(dict.fromkeys(problems(resolved, gpus=len(gpus))))
         cell = _cell(overrides, resolved, "cpu" if resolved.get("device") == "cpu" else platform)
         cells.setdefault(cell.id, cell)
     found.update(dict.fromkeys(_swept_options([config for _, config in points])))
     return Plan(tuple(cells.values()), tuple(found), len(points) - len(cells))
+
+
+def _keep(config: dict[str, Any]) -> list[str]:
+    """Make the shell's variables that are to be kept the cell's own: their values are part of what the cell is."""
+    kept = list(config.get("keep_env") or ())
+    config["env"] = {**{name: os.environ[name] for name in kept if name in os.environ}, **(config.get("env") or {})}
+    return [f"keep_env={name}: this shell does not have it" for name in kept if name not in os.environ]
 
 
 def _cell(overrides: Sequence[str], config: Mapping[str, Any], platform: str) -> Cell:

@@ -13,6 +13,13 @@ from detsweep.paths import FileError, TrialPaths, read_json
 VERDICTS = ("pass", "diverged", "invalid", "error", "timeout", "unsupported")
 """What a trial can come to; a trial that has not been reached has none."""
 SETTLED = ("pass", "diverged", "unsupported")
+FIELDS: dict[Any, tuple[str, ...]] = {
+    int: ("trial", "replays", "diverged_replays"),
+    (int, float): ("seconds", "step_ms", "plain_step_ms"),
+    list: ("ranks", "diverged_ranks", "error_ranks", "log_tail"),
+    dict: ("first", "files", "differs"),
+    str: ("error", "log"),
+}
 
 
 def merge(
@@ -32,8 +39,10 @@ def merge(
         failure = explain_failure(trial, world_size, returncode)
         return {**base, "verdict": "error", **failure.to_json(trial.folder)}
     try:
-        ranks = [_rank_result(trial, rank) for rank in range(world_size)]
+        replays = spec["config"]["steps"] * (spec["config"]["runs"] - 1)
+        ranks = [_rank_result(trial, rank, replays) for rank in range(world_size)]
         files = {trial.records(rank).name: _checked_size(trial, rank, spec) for rank in range(world_size)}
+        files |= {trial.rank_result(rank).name: trial.rank_result(rank).stat().st_size for rank in range(world_size)}
     except FileError as error:
         return {**base, "verdict": "error", "error": str(error), "error_ranks": [], "log": "", "log_tail": []}
     return {**base, **_verdict(ranks), "files": files, "ranks": ranks}
@@ -61,8 +70,10 @@ def read_result(trial: TrialPaths) -> dict[str, Any] | None:
         return None
     try:
         result = read_json(trial.result)
-        if result.get("schema") != SCHEMA or result.get("verdict") not in VERDICTS:
+        if result.get("schema") != SCHEMA:
             raise FileError(f"{trial.result} has schema {result.get('schema')!r}, this version reads {SCHEMA}")
+        if wrong := _wrong_fields(trial, result):
+            raise FileError(f"{trial.result} is not this trial's result: {wrong}")
         for name, size in result.get("files", {}).items():
             path = trial.folder / name
             if not path.exists():
@@ -74,10 +85,30 @@ def read_result(trial: TrialPaths) -> dict[str, Any] | None:
     return result
 
 
-def _rank_result(trial: TrialPaths, rank: int) -> dict[str, Any]:
-    result = read_json(trial.rank_result(rank))
+def _wrong_fields(trial: TrialPaths, result: Mapping[str, Any]) -> str | None:
+    """What makes a result unfit for a table: another trial's, an unknown verdict, or a field of the wrong type."""
+    if result.get("verdict") not in VERDICTS:
+        return f"verdict {result.get('verdict')!r} is none of {', '.join(VERDICTS)}"
+    if not trial.folder.parent.name.endswith(f"-{result.get('cell')}"):
+        return f"it is of cell {result.get('cell')!r}"
+    for kind, names in FIELDS.items():
+        for name in names:
+            value = result.get(name)
+            if value is not None and not isinstance(value, kind):
+                return f"{name} is {value!r}"
+    return None
+
+
+def _rank_result(trial: TrialPaths, rank: int, replays: int) -> dict[str, Any]:
+    """A rank's result. Raises FileError unless it is that rank's, complete, and about all the trial's replays."""
+    path = trial.rank_result(rank)
+    result = read_json(path)
     if result.get("schema") != SCHEMA or result.get("rank") != rank:
-        raise FileError(f"{trial.rank_result(rank)} is not rank {rank}'s result in schema {SCHEMA}")
+        raise FileError(f"{path} is not rank {rank}'s result in schema {SCHEMA}")
+    if missing := {"lost", "divergences", "differs", "replays", "step_ms", "plain_step_ms"} - result.keys():
+        raise FileError(f"{path} has no {', '.join(sorted(missing))}")
+    if result["replays"] != replays:
+        raise FileError(f"{path} is about {result['replays']} replays, the trial has {replays}")
     return result
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
 from typing import Any, get_type_hints
 
+from omegaconf import MISSING
+
 from detsweep import mitigations
-from detsweep.schema import Config
+from detsweep.schema import Config, MitigationConfig
 
 CHOICES = {
     "dtype.param": ("bf16", "fp16", "fp32"),
@@ -24,31 +27,35 @@ CHOICES = {
     "launch.name": ("local",),
     "launch.rerun": ("errors", "none", "all"),
 }
-LEAST = {
-    "model.num_layers": 1,
-    "model.hidden_size": 1,
-    "model.ffn_size": 1,
-    "model.num_heads": 1,
-    "model.vocab_size": 2,
-    "model.seq_len": 1,
-    "model.batch_size": 1,
-    "experts": 1,
-    "top_k": 1,
-    "seed": 0,
-    "steps": 1,
-    "runs": 2,
-    "trials": 1,
-    "warmup": 0,
-    "world.nodes": 1,
-    "world.nproc_per_node": 1,
-    "world.threads_per_rank": 1,
-    "launch.max_parallel": 1,
-    "fault.step": 0,
-    "fault.run": 1,
-    "fault.block": 0,
-    "fault.element": 0,
-    "fault.bit": 0,
+RANGES = {
+    "model.num_layers": (1, 10_000),
+    "model.hidden_size": (1, 1_000_000),
+    "model.ffn_size": (1, 10_000_000),
+    "model.num_heads": (1, 100_000),
+    "model.vocab_size": (2, 100_000_000),
+    "model.seq_len": (1, 100_000_000),
+    "model.batch_size": (1, 1_000_000),
+    "experts": (1, 100_000),
+    "top_k": (1, 100_000),
+    "seed": (0, 2**62),
+    "steps": (1, 1_000_000_000),
+    "runs": (2, 1_000_000),
+    "trials": (1, 1_000_000),
+    "warmup": (0, 1_000_000),
+    "world.nodes": (1, 100_000),
+    "world.nproc_per_node": (1, 1_024),
+    "world.threads_per_rank": (1, 4_096),
+    "launch.max_parallel": (1, 1_024),
+    "launch.timeout_min": (0.001, 1_000_000),
+    "fault.step": (0, 1_000_000_000),
+    "fault.run": (1, 1_000_000),
+    "fault.block": (0, 10_000),
+    "fault.element": (0, 2**62),
+    "fault.bit": (0, 63),
 }
+"""Where a value beyond is a slip of the hand: it would fail in every rank, or never end."""
+# detsweep sets these itself: a trial gets its own share of the GPUs that the shell shows.
+RESERVED = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 DTYPE_BITS = {"bf16": 16, "fp16": 16, "fp32": 32}
 
 
@@ -76,6 +83,12 @@ def lookup(config: Mapping[str, Any], key: str) -> Any:
     return value
 
 
+def like(word: str, options: Iterable[str]) -> str:
+    """`; did you mean ...` where one of the options is close to a word, else nothing."""
+    close = get_close_matches(word, list(options), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
 def valid_keys(key: str) -> list[str]:
     """The keys that the schema has beside `key` (a dotted name), in its order."""
     node: Any = Config
@@ -88,12 +101,15 @@ def valid_keys(key: str) -> list[str]:
 def _keys(config: Mapping[str, Any], schema: Any, prefix: str = "") -> Iterator[str]:
     # `+moe.typo=1` appends past the schema, `~seed` deletes from it, and OmegaConf lets both through.
     hints = get_type_hints(schema)
-    yield from (f"{prefix}{key}: must have a value" for key in hints if key not in config)
+    yield from (f"{prefix}{key}: must have a value" for key in hints if config.get(key, MISSING) == MISSING)
     for key, value in config.items():
         if key not in hints:
-            yield f"{prefix}{key}: no such key; valid: {', '.join(hints)}"
+            yield f"{prefix}{key}: no such key{like(key, hints)}; valid: {', '.join(hints)}"
         elif is_dataclass(hints[key]) and isinstance(value, Mapping):
             yield from _keys(value, hints[key], f"{prefix}{key}.")
+        elif hints[key] == dict[str, MitigationConfig]:
+            for name, preset in value.items():
+                yield from _keys(preset, MitigationConfig, f"{prefix}{key}.{name}.")
 
 
 def _out_of_range(config: Mapping[str, Any]) -> Iterator[str]:
@@ -101,14 +117,16 @@ def _out_of_range(config: Mapping[str, Any]) -> Iterator[str]:
         value = lookup(config, key)
         if value not in options:
             yield f"{key}={value}: valid: {', '.join(options)}"
-    for key, least in LEAST.items():
+    for key, (least, most) in RANGES.items():
         value = lookup(config, key)
-        if value < least:
+        # Written so that what is not a number at all is out of range too.
+        if not value >= least:
             yield f"{key}={value}: must be at least {least}"
-    if config["launch"]["timeout_min"] <= 0:
-        yield f"launch.timeout_min={config['launch']['timeout_min']}: must be above 0 (minutes)"
-    if not str(config["folder"]).strip():
-        yield "folder=: must name a folder"
+        elif not value <= most:
+            yield f"{key}={value}: must be at most {most}"
+    folder = str(config["folder"])
+    if not folder.strip() or "%" in folder or "\0" in folder:
+        yield f"folder={folder}: must name a folder, without % in it"
 
 
 def _model(config: Mapping[str, Any]) -> Iterator[str]:
@@ -169,6 +187,7 @@ def _settings(config: Mapping[str, Any]) -> Iterator[str]:
     except ValueError as error:
         yield str(error)
         return
+    yield from (f"env.{name}: set it in the shell, and each trial gets its share" for name in RESERVED if name in env)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         threads = env.get(name, "1")
         if threads is None or not threads.isdigit() or int(threads) < 1:

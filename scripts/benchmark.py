@@ -149,7 +149,7 @@ def ranks(folder: str) -> None:
     config = spec["config"]
     device = sharding.open_device(config["device"])
     settings.apply(spec["settings"]["torch"])
-    sharding.open_group(device)
+    sharding.open_group(device, spec["timeout_min"])
     settings.seed_everything(config["seed"])
     model = models.build(config, device)
     sharding.shard(model, config, device)

@@ -17,7 +17,11 @@ new_enough() {
 }
 
 has_torch() {
-    "$1" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' 2>/dev/null
+    # An older one would be upgraded by pip, and to the build with CUDA.
+    "$1" -c '
+import sys
+from importlib.metadata import version
+sys.exit(tuple(map(int, version("torch").split(".")[:2])) < (2, 6))' 2>/dev/null
 }
 
 gpu() {

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from detsweep.paths import SweepPaths, read_json
-
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -25,21 +23,13 @@ def judge(sweep: Sweep, cell: str) -> str:
     verdicts = set(map(str, trials["verdict"]))
     if not verdicts <= {"pass", "diverged"}:
         return "no verdict"
-    config = _config(sweep, cell)
+    config = sweep.configs[cell]
     if config["fault"]["kind"] == "none":
         return "clean" if verdicts == {"pass"} else "false alarm"
     if "pass" in verdicts:
         return "missed"
     placed = all(_in_place(config, trial) for _, trial in trials.iterrows())
     return "found in place" if placed else "misplaced"
-
-
-def _config(sweep: Sweep, cell: str) -> Mapping[str, Any]:
-    for paths in SweepPaths(sweep.folder).all_cells():
-        if paths.folder.name.endswith(f"-{cell}"):
-            config: Mapping[str, Any] = read_json(paths.cell)["config"]
-            return config
-    raise KeyError(cell)
 
 
 def _in_place(config: Mapping[str, Any], trial: pd.Series[Any]) -> bool:

@@ -19,8 +19,7 @@ MATRIX_VERDICTS = (*results.VERDICTS, NO_VERDICT)
 TRIAL_COLUMNS = (
     "cell", "slug", "trial", "verdict", "mitigation", "fault", "diverged_ranks", "first_site", "first_block",
     "first_name", "first_kind", "first_step", "first_run", "first_ranks", "cause", "replays", "diverged_replays",
-    "error",
-    "error_ranks", "log", "log_tail", "step_ms", "plain_step_ms", "seconds", "folder",
+    "error", "error_ranks", "log", "log_tail", "step_ms", "plain_step_ms", "seconds", "folder",
 )  # fmt: skip
 DIVERGENCE_COLUMNS = (
     "cell", "trial", "rank", "step", "run", "seq", "site", "block", "name", "kind", "cause", "fault",
@@ -36,28 +35,34 @@ class Sweep:
 
     `trials`: a row for each trial that the sweep asks for; `verdict` is `none` where it has no result yet. The
     columns named in `axes` tell the cells apart, and stand first. `divergences`: a row for each rank, step and run
-    that differed from the first run.
+    that differed from the first run. `configs`: each cell's whole configuration by its id.
     """
 
     folder: Path
     trials: pd.DataFrame
     divergences: pd.DataFrame
     axes: tuple[str, ...]
-    positive_control: bool
+    configs: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def positive_control(self) -> bool:
+        """Whether the sweep is one of faults that are to be found."""
+        return any(config.get("positive_control", False) for config in self.configs.values())
 
     def records(self, *, cell: str | None = None, trial: int | None = None, rank: int | None = None) -> pd.DataFrame:
-        """All records of the trials that match: a row for each fingerprint, `digest` in hexadecimal.
+        """All records of the trials that match and have a result: a row for each fingerprint, `digest` in hexadecimal.
 
-        Raises FileError, naming the file, where records are missing or torn.
+        Raises FileError, naming the file, where records of a rank are missing or torn; the arguments read around it.
         """
         rows = [
             (one, number, stream.rank, stream.step, stream.run, r.seq, r.site, r.block, r.name, r.dtype, r.shape,
              f"{r.digest & (1 << 64) - 1:016x}")
             for one, number, paths in _trial_folders(SweepPaths(self.folder))
             if cell in (None, one) and trial in (None, number)
-            for path in sorted(paths.folder.glob("rank*.jsonl"))
-            if rank is None or path == paths.records(rank)
-            for stream in read_streams(path)
+            if paths.result.exists()
+            for number_of_rank in range(_world_size(self.configs[one]))
+            if rank in (None, number_of_rank) and _has_records(paths, number_of_rank)
+            for stream in read_streams(paths.records(number_of_rank))
             for r in stream.records
         ]  # fmt: skip
         return _frame(rows, RECORD_COLUMNS, ("block",))
@@ -100,8 +105,17 @@ def load(folder: str | Path) -> Sweep:
         _trials_frame(trials, axes),
         _frame(divergences, DIVERGENCE_COLUMNS, ("block",)),
         axes,
-        any(cell["config"].get("positive_control", False) for cell in cells.values()),
+        {cell["id"]: cell["config"] for cell in cells.values()},
     )
+
+
+def _world_size(config: Mapping[str, Any]) -> int:
+    return int(config["world"]["nodes"]) * int(config["world"]["nproc_per_node"])
+
+
+def _has_records(trial: TrialPaths, rank: int) -> bool:
+    """Whether there are records to read: of a trial that came to a verdict each rank must have some."""
+    return trial.records(rank).exists() or bool(read_json(trial.result).get("files"))
 
 
 def _cells(sweep: SweepPaths) -> tuple[dict[CellPaths, dict[str, Any]], list[dict[str, Any]]]:
@@ -117,20 +131,33 @@ def _cells(sweep: SweepPaths) -> tuple[dict[CellPaths, dict[str, Any]], list[dic
                 raise FileError(f"{paths.cell} has no {', '.join(sorted(missing))}")
             found[paths] = cell
         except FileError as error:
-            broken.append(
-                {"cell": paths.folder.name.rpartition("-")[2], "slug": paths.folder.name, "trial": 0,
-                 "verdict": "error", "mitigation": "", "fault": "", "error": str(error), "folder": str(paths.folder)}
-            )  # fmt: skip
-    order = _order(sweep)
+            broken.append(_broken(paths.folder.name.rpartition("-")[2], paths.folder, str(error)))
+    try:
+        order = {str(cell): place for place, cell in enumerate(read_json(sweep.sweep)["cells"])}
+    except (FileError, KeyError, TypeError) as error:
+        order = {}
+        if found or broken:
+            text = str(error) if isinstance(error, FileError) else f"{sweep.sweep} lists no cells"
+            broken.append(_broken("sweep.json", sweep.folder, text))
+    known = {cell["id"] for cell in found.values()} | {row["cell"] for row in broken}
+    for lost in sorted(order.keys() - known):
+        folder = sweep.folder / "cells" / f"*-{lost}"
+        broken.append(_broken(lost, folder, f"{folder} is missing, and sweep.json lists it"))
     return dict(sorted(found.items(), key=lambda item: order.get(item[1]["id"], len(order)))), broken
 
 
-def _order(sweep: SweepPaths) -> dict[str, int]:
-    """The place of each cell in the sweep as it was asked for."""
-    try:
-        return {cell: place for place, cell in enumerate(read_json(sweep.sweep)["cells"])}
-    except (FileError, KeyError):
-        return {}
+def _broken(cell: str, folder: Path, error: str) -> dict[str, Any]:
+    """The row of a cell that cannot be read at all."""
+    return {
+        "cell": cell,
+        "slug": folder.name,
+        "trial": 0,
+        "verdict": "error",
+        "mitigation": "",
+        "fault": "",
+        "error": error,
+        "folder": str(folder),
+    }
 
 
 def _trial_folders(sweep: SweepPaths) -> Iterator[tuple[str, int, TrialPaths]]:
@@ -147,11 +174,20 @@ def _expected_trials(paths: CellPaths, cell: Mapping[str, Any]) -> list[tuple[in
 def _axes(cells: list[dict[str, Any]]) -> tuple[str, ...]:
     """The keys of the command line in which cells differ, in the order of the command line."""
     keys = dict.fromkeys(key for cell in cells for key in cell["overrides"])
-    return tuple(key for key in keys if len({str(_value(cell["config"], key)) for cell in cells}) > 1)
+    return tuple(key for key in keys if _varies(key, [cell["config"] for cell in cells]))
 
 
-def _value(config: Mapping[str, Any], key: str) -> Any:
+def _varies(key: str, configs: list[dict[str, Any]]) -> bool:
+    if key.startswith("fault."):
+        # Where there is no fault, nothing of it has a value.
+        configs = [config for config in configs if config["fault"]["kind"] != "none"]
+    return len({str(value_of(config, key)) for config in configs}) > 1
+
+
+def value_of(config: Mapping[str, Any], key: str) -> Any:
     """A cell's value on an axis: of a group the option's name, of the mitigations all their names."""
+    if key.startswith("fault.") and config["fault"]["kind"] == "none":
+        return ""
     if key == "mitigation":
         return "+".join(sorted(config["mitigation"])) or "none"
     try:
@@ -166,10 +202,10 @@ def _value(config: Mapping[str, Any], key: str) -> Any:
 def _described(cell: Mapping[str, Any], axes: tuple[str, ...]) -> dict[str, Any]:
     config = cell["config"]
     return {
-        **{axis: _value(config, axis) for axis in axes},
+        **{axis: value_of(config, axis) for axis in axes},
         "cell": cell["id"],
         "slug": cell["slug"],
-        "mitigation": _value(config, "mitigation"),
+        "mitigation": value_of(config, "mitigation"),
         "fault": config["fault"]["kind"],
     }
 

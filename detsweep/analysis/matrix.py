@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import pandas as pd
 
 from detsweep.analysis.control import judge
-
-if TYPE_CHECKING:
-    from detsweep.analysis.frames import Sweep
+from detsweep.analysis.frames import Sweep, value_of
 
 VALID = ("pass", "diverged")
 """Verdicts that say something about repeating; the others are counted, but not in the rate."""
@@ -28,9 +26,10 @@ def cell_table(sweep: Sweep) -> pd.DataFrame:
     """One row for each cell, in the sweep's order.
 
     Columns: the axes that vary; `verdict`, the worst of its trials; `fault` and `mitigation` where any cell has one;
-    `diverged` as "diverged/valid trials"; `errors`; `replays` as "diverged/compared replays"; `upper_bound`, below
-    which the rate per replay lies with 95% confidence when none diverged; `first` divergence and its `ranks`;
-    milliseconds of a step without and with observation (medians); the first `error` and the end of its log.
+    `diverged` as "diverged/valid trials"; `errors`; `replays` as "diverged/compared replays" of the valid trials;
+    `upper_bound`, below which the rate per replay lies with 95% confidence when none diverged; the `first` divergence
+    of the first trial that has one; `ranks`, all that diverged in any trial; milliseconds of a step without and with
+    observation (medians of the valid trials); the first `error` and the end of its log.
     """
     rows = [_cell_row(sweep, group) for _, group in sweep.trials.groupby("cell", sort=False, dropna=False)]
     # The cell column names rows of a sweep without axes, and of a cell whose own file is broken.
@@ -52,23 +51,24 @@ def pivot(
     """Any column of the trials as a table of axes against axes; no row is dropped because a key is missing.
 
     `rows` and `columns` default to the axes that vary, the last of them across. `verdict` shows the worst verdict of
-    the trials that meet in a field, `rate` is "diverged/valid", numbers are medians, other values are joined.
-    Raises KeyError, listing what there is, for a name that is not a column.
+    the trials that meet in a field, `rate` is "diverged/valid", numbers are medians, other values are joined. Any key
+    of the configuration is a column here, whether or not it varies.
+    Raises KeyError, listing what there is, for a name that is neither.
     """
     along = _names(rows) if rows is not None else list(sweep.axes[:-1] or sweep.axes)
     across = _names(columns) if columns is not None else list(sweep.axes[-1:] if len(sweep.axes) > 1 else ())
-    known = [*sweep.trials.columns, "rate"]
+    trials = sweep.trials.copy()
     for name in (*along, *across, value):
-        if name not in known:
-            raise KeyError(f"no column {name!r}; columns: {', '.join(map(str, known))}")
+        if name not in trials and name != "rate":
+            trials[name] = _constant(sweep, name)
     keys = [*along, *across]
     if not keys:
-        single: pd.DataFrame = pd.DataFrame({value: [_field(sweep.trials, value)]})
+        single: pd.DataFrame = pd.DataFrame({value: [_field(trials, value)]})
         return single
     # A group of one key is named by a plain value, of several by a tuple; by dropna=False no missing key drops a row.
     fields = {
         key if isinstance(key, tuple) else (key,): _field(group, value)
-        for key, group in sweep.trials.groupby(keys, sort=False, dropna=False, observed=True)
+        for key, group in trials.groupby(keys, sort=False, dropna=False, observed=True)
     }
     table = pd.Series(fields.values(), index=pd.MultiIndex.from_tuples(fields.keys(), names=keys), name=value)
     if len(along) == 1:
@@ -93,28 +93,37 @@ def upper_bound(replays: int) -> float:
 def _cell_row(sweep: Sweep, group: pd.DataFrame) -> dict[str, Any]:
     verdicts = [str(verdict) for verdict in group["verdict"]]
     valid = sum(verdict in VALID for verdict in verdicts)
-    replays, diverged_replays = int(group["replays"].sum()), int(group["diverged_replays"].sum())
-    diverged = group[group["verdict"] == "diverged"]
+    counted = group[group["verdict"].isin(VALID)]
+    replays, diverged_replays = int(counted["replays"].sum()), int(counted["diverged_replays"].sum())
+    diverged = group[group["first_site"].notna()]
     failed = group[group["error"].notna()]
     row: dict[str, Any] = {name: group[name].iloc[0] for name in ("cell", "slug", "fault", "mitigation", *sweep.axes)}
     return {
         **row,
         "verdict": worst(verdicts),
-        "diverged": f"{len(diverged)}/{valid}",
+        "diverged": f"{verdicts.count('diverged')}/{valid}",
         "errors": sum(verdict in FAILED for verdict in verdicts),
         "replays": f"{diverged_replays}/{replays}",
         "upper_bound": upper_bound(replays) if replays and not diverged_replays else None,
-        "first": describe_first(diverged.iloc[0]) if len(diverged) else "",
-        "ranks": _rank_list(diverged.iloc[0]["first_ranks"]) if len(diverged) else "",
-        "plain_step_ms": group["plain_step_ms"].median(),
-        "step_ms": group["step_ms"].median(),
+        "first": _firsts(diverged),
+        "ranks": _listed({rank for ranks in diverged["diverged_ranks"] for rank in ranks}),
+        "plain_step_ms": counted["plain_step_ms"].median(),
+        "step_ms": counted["step_ms"].median(),
         "error": str(failed.iloc[0]["error"]) if len(failed) else "",
         "log_tail": str(failed.iloc[0]["log_tail"] or "") if len(failed) else "",
     }
 
 
+def _firsts(diverged: pd.DataFrame) -> str:
+    if diverged.empty:
+        return ""
+    places = {describe_first(trial) for _, trial in diverged.iterrows()}
+    more = f" (+{len(places) - 1} other)" if len(places) > 1 else ""
+    return describe_first(diverged.iloc[0]) + more
+
+
 def describe_first(trial: pd.Series[Any]) -> str:
-    """Where a trial first diverged, as a few words: site, block, name, step and run."""
+    """Where a trial first diverged, as a few words: site, block, name, ranks, step and run."""
     site, block, name = trial["first_site"], trial["first_block"], trial["first_name"]
     if site in ("block_pre", "block_post"):
         place = f"{site} of block {block}"
@@ -122,11 +131,13 @@ def describe_first(trial: pd.Series[Any]) -> str:
         place = str(site) if name == site else f"{site} {name}"
     # A record that the other run does not have at this place, or has in another shape, is not one of other bits.
     kind = "" if trial["first_kind"] in ("value", None) else f"{trial['first_kind']} differs at "
-    return f"{kind}{place}, step {trial['first_step']} {trial['first_run']}"
+    ranks = trial["first_ranks"]
+    where = f"rank{'s' if len(ranks) > 1 else ''} {_listed(ranks)}"
+    return f"{kind}{place}, {where}, step {trial['first_step']} {trial['first_run']}"
 
 
-def _rank_list(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
+def _listed(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))
 
 
 def _field(group: pd.DataFrame, value: str) -> Any:
@@ -144,6 +155,15 @@ def _field(group: pd.DataFrame, value: str) -> Any:
 
 def _missing(item: Any) -> bool:
     return not isinstance(item, tuple) and bool(pd.isna(item))
+
+
+def _constant(sweep: Sweep, key: str) -> list[Any]:
+    """A key's value in each trial's cell."""
+    values = [value_of(sweep.configs[cell], key) if cell in sweep.configs else "" for cell in sweep.trials["cell"]]
+    if all(value == "" for value in values):
+        columns = ", ".join(map(str, [*sweep.trials.columns, "rate"]))
+        raise KeyError(f"no column and no configuration key {key!r}; columns: {columns}")
+    return values
 
 
 def _names(names: str | list[str]) -> list[str]:

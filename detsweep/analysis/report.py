@@ -40,39 +40,69 @@ MARKS = {
     "unsupported": "- unsupported",
     "none": "? none yet",
 }
-WIDE = 160
+# These fold; the number is the least width at which they are still read.
+FOLDED = {HEADERS["first"]: 24, "error": 40}
+# An error's text stands below the table too.
+EXPENDABLE = ("error", *(HEADERS[name] for name in ("plain_step_ms", "step_ms", "upper_bound", "replays")), "errors",
+              HEADERS["diverged"], "mitigation", "fault")  # fmt: skip
 STYLES = {"pass": "green", "diverged": "bold red", "unsupported": "dim", "none": "dim"}
 
 
 def write_report(sweep: Sweep) -> None:
-    """Write matrix.md and matrix.csv into the sweep's folder."""
+    """Write matrix.md and matrix.csv into the sweep's folder; where that cannot be done, say so and go on."""
     paths = SweepPaths(sweep.folder)
     table = cell_table(sweep)
-    write_text(paths.matrix_csv, table.to_csv(index=False, float_format="%.6g"))
-    write_text(paths.matrix_md, "\n".join(markdown(sweep, table)) + "\n")
+    try:
+        write_text(paths.matrix_csv, table.to_csv(index=False, float_format="%.6g"))
+        write_text(paths.matrix_md, "\n".join(markdown(sweep, table)) + "\n")
+    except OSError as error:
+        print(f"detsweep: matrix.md and matrix.csv could not be written: {error}", file=sys.stderr)
 
 
 def print_report(sweep: Sweep, console: Console | None = None) -> None:
     """Print the matrix, every failure with the end of its log, and the summary."""
-    # A pipe or a file has no width to fit into; folding there would break the rows.
-    console = console or Console(highlight=False, width=None if sys.stdout.isatty() else 400)
+    console = console or Console(highlight=False)
+    if not console.is_terminal:
+        # A pipe or a file has no width to fit into; folding there would break the rows.
+        console = Console(highlight=False, width=400)
     table = cell_table(sweep)
     view = Table(box=None, pad_edge=False, header_style="bold")
     shown = _readable(table)
-    for column in list(shown.columns):
-        # An error's text is long, and stands below the table too.
-        if (shown[column] == "").all() or (column == "error" and console.width < WIDE):
-            del shown[column]
-            continue
-        right, wide = column.endswith("\nms"), column in (HEADERS["first"], "error")
+    shown = shown.drop(columns=[column for column in shown if (shown[column] == "").all()])
+    left_out = _fit(shown, console.width)
+    for column in shown.columns:
+        right, wide = column.endswith("\nms"), column in FOLDED
         view.add_column(escape(column), justify="right" if right else "left", overflow="fold", no_wrap=not wide)
     for verdict, (_, row) in zip(table["verdict"], shown.iterrows(), strict=True):
         view.add_row(*(escape(str(item)) for item in row), style=STYLES.get(verdict, "yellow"))
     with console.capture() as captured:
         console.print(view)
     console.out("\n".join(line.rstrip() for line in captured.get().splitlines()), highlight=False)
+    if left_out:
+        names = ", ".join(column.replace("\n", " ") for column in left_out)
+        console.print(f"(in matrix.md, too wide for here: {names})", soft_wrap=True)
     for line in [*failures(sweep, Path.cwd()), *summary(sweep)]:
         console.print(escape(line), soft_wrap=True)
+
+
+def _fit(shown: pd.DataFrame, width: int) -> list[str]:
+    """Drop columns in place, the least important first, until the rest fits; returns what was dropped."""
+    dropped = []
+    for column in [name for name in EXPENDABLE if name in shown]:
+        if _width(shown) <= width:
+            break
+        del shown[column]
+        dropped.append(column)
+    return dropped
+
+
+def _width(shown: pd.DataFrame) -> int:
+    def columns(name: str) -> int:
+        words = [*name.split("\n"), *(str(item) for item in shown[name])]
+        longest = max(len(word) for word in words)
+        return min(longest, FOLDED[name]) if name in FOLDED else longest
+
+    return sum(columns(name) for name in shown.columns) + 2 * (len(shown.columns) - 1)
 
 
 def markdown(sweep: Sweep, table: pd.DataFrame) -> Iterator[str]:
@@ -114,9 +144,9 @@ def summary(sweep: Sweep) -> list[str]:
     counts = {verdict: int((verdicts == verdict).sum()) for verdict in MARKS}
     said = ", ".join(f"{count} {verdict if verdict != 'none' else 'not reached'}" for verdict, count in counts.items()
                      if count)  # fmt: skip
-    lines = [f"{len(sweep.trials)} trials of {sweep.trials['cell'].nunique()} cells: {said}"]
-    clean = sweep.trials[verdicts == "pass"]
-    if len(clean) and not counts["diverged"]:
+    lines = [f"{_count(len(sweep.trials), 'trial')} of {_count(sweep.trials['cell'].nunique(), 'cell')}: {said}"]
+    clean = sweep.trials[(verdicts == "pass") & (sweep.trials["fault"] == "none")]
+    if len(clean) and not (verdicts[sweep.trials["fault"] == "none"] == "diverged").any():
         replays = int(clean["replays"].sum())
         lines.append(
             f"0 of {replays} replays diverged: if all cells share one rate, it is below "
@@ -126,7 +156,7 @@ def summary(sweep: Sweep) -> list[str]:
     if faults:
         lines.append(f"faults were put in on purpose ({', '.join(faults)}): those rows are not findings")
     baseline = sweep.trials[(sweep.trials["mitigation"] == "none") & (sweep.trials["fault"] == "none")]
-    if sweep.trials["mitigation"].nunique() > 1 and len(baseline) and not (baseline["verdict"] == "diverged").any():
+    if len(set(sweep.trials["mitigation"]) - {""}) > 1 and set(baseline["verdict"]) == {"pass"}:
         lines.append("without mitigations nothing diverged: this sweep says nothing about what they cure")
     if sweep.positive_control:
         judged = list(cell_table(sweep)["control"])
@@ -162,6 +192,10 @@ def _readable(table: pd.DataFrame) -> pd.DataFrame:
     shown["verdict"] = [MARKS[verdict] for verdict in shown["verdict"]]
     renamed: pd.DataFrame = shown.rename(columns=HEADERS)
     return renamed
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _format(value: Any, template: str) -> str:

@@ -2,3 +2,4 @@
 
 from detsweep.dispatch.loop import dry_run as dry_run
 from detsweep.dispatch.loop import run_trials as run_trials
+from detsweep.locks import FolderBusyError as FolderBusyError

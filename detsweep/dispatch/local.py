@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 import submitit
 
+from detsweep.dispatch import processes
 from detsweep.dispatch.torchrun import Launch, run_trial
-from detsweep.paths import SweepPaths, TrialPaths
+from detsweep.locks import is_free
+from detsweep.paths import FileError, SweepPaths, TrialPaths, read_json
 from detsweep.plan import Cell
 
 # submitit's own limit is a second line of defence: it signals its task half a minute before, so it must come later.
@@ -19,17 +21,15 @@ _SUBMITIT_MARGIN_MIN = 5.0
 
 @contextmanager
 def _interrupt_held() -> Iterator[None]:
-    """Start processes that a terminal's Ctrl-C does not reach; one that comes meanwhile reaches us afterwards.
+    """Start processes that a terminal's Ctrl-C does not reach: what is blocked here stays blocked there.
 
     The driver ends its trials itself. submitit's controller would otherwise kill its task within a second and print
-    a traceback. An ignored signal stays ignored in what is started; a blocked one is not lost although ignored.
+    a traceback; the task lets the signal through again once it has a handler for it.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
@@ -52,8 +52,9 @@ class _Running:
 class LocalPool:
     """At most `slots` trials at a time; each slot has GPUs of its own, `gpus` being split evenly among them."""
 
-    def __init__(self, sweep: SweepPaths, *, slots: int, gpus: Sequence[str]) -> None:
+    def __init__(self, sweep: SweepPaths, *, session: str, slots: int, gpus: Sequence[str]) -> None:
         self._sweep = sweep
+        self._session = session
         share = len(gpus) // slots
         self._gpus = [tuple(gpus[slot * share : (slot + 1) * share]) for slot in range(slots)]
         self._free = list(range(slots))
@@ -78,7 +79,7 @@ class LocalPool:
         executor.update_parameters(
             timeout_min=timeout + _SUBMITIT_MARGIN_MIN, tasks_per_node=1, signal_delay_s=30, stderr_to_stdout=True
         )
-        launch = Launch(str(trial.paths.folder), str(self._sweep.folder), timeout, gpus)
+        launch = Launch(str(trial.paths.folder), str(self._sweep.folder), self._session, timeout, gpus)
         with _interrupt_held():
             job = executor.submit(run_trial, launch)
         self._running.append(_Running(trial, slot, job))
@@ -86,12 +87,30 @@ class LocalPool:
     def finished(self) -> list[tuple[Trial, str]]:
         """The trials that have ended since the last call, each with its job's id.
 
-        These are the ones that left a result, and those whose job is over without one.
-
-        A result is written when no process of its trial is left; what submitit still does after that costs no slot.
+        These are the ones that left a result, and those that are over without one: submitit's process has ended, and
+        so have torchrun and every rank. A result is written when no rank is left; what submitit still does after
+        that costs no slot.
         """
-        done = [item for item in self._running if item.trial.paths.result.exists() or item.job.done()]
+        done = [item for item in self._running if item.trial.paths.result.exists() or self._is_over(item)]
         self._running = [item for item in self._running if item not in done]
         self._free = sorted(self._free + [item.slot for item in done])
         self._ending = [job for job in (*self._ending, *(item.job for item in done)) if not job.done()]
         return [(item.trial, str(item.job.job_id)) for item in done]
+
+    def stop(self, *, kill: bool) -> bool:
+        """Whether every process of every trial has ended; with `kill`, torchrun is killed, and its ranks with it."""
+        left = [item for item in self._running if not self._is_over(item)]
+        for item in left if kill else ():
+            self._kill(item.trial)
+        self._ending = [job for job in self._ending if not job.done()]
+        return not left and not self._ending
+
+    def _is_over(self, item: _Running) -> bool:
+        return item.job.done() and is_free(self._sweep.trial_lock(item.trial.cell.id, item.trial.number))
+
+    def _kill(self, trial: Trial) -> None:
+        try:
+            agent = int(read_json(trial.paths.job)["agent_pid"])
+        except (FileError, KeyError):
+            return
+        processes.send(agent, signal.SIGKILL, trial=trial.paths.folder)

@@ -13,15 +13,14 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from detsweep import environment, results
+from detsweep import environment, locks, results
 from detsweep.capture import SCHEMA
-from detsweep.dispatch import locks
 from detsweep.dispatch.local import LocalPool, Trial
 from detsweep.dispatch.progress import Progress
 from detsweep.dispatch.provenance import open_session
 from detsweep.dispatch.torchrun import environment_of, torchrun_arguments
 from detsweep.failures import tail
-from detsweep.paths import FileError, SweepPaths, TrialPaths, read_json, write_json
+from detsweep.paths import SweepPaths, write_json
 from detsweep.plan import Plan
 
 POLL_S = 0.05
@@ -57,25 +56,23 @@ def dry_run(plan: Plan, sweep: SweepPaths) -> None:
     print(f"{len(plan.cells)} cells, {sum(cell.trials for cell in plan.cells)} trials, into {sweep.folder}")
     for number, cell in enumerate(plan.cells, start=1):
         paths = sweep.cell(cell.slug, cell.id)
-        print(f"\n[{number}/{len(plan.cells)}] {cell.label}  (id {cell.id}, {cell.trials} trial(s))")
+        print(f"\n[{number}/{len(plan.cells)}] {cell.label}  (id {cell.id}, trials={cell.trials})")
         if cell.unsupported:
             print(f"  unsupported: {cell.unsupported}")
             continue
         spec, trial = cell.spec(0), paths.trial(0)
-        child = environment_of(spec, os.environ, environment.visible_gpus() if cell.config["device"] == "cuda" else ())
-        shown = {**spec["settings"]["env"], "OMP_NUM_THREADS": child.variables.get("OMP_NUM_THREADS")}
-        words = ["env"]
-        for name, value in sorted(shown.items()):
-            words += ["-u", name] if value is None else [f"{name}={value}"]
+        gpus = environment.visible_gpus()[: cell.world_size] if cell.config["device"] == "cuda" else ()
+        child = environment_of(spec, os.environ, gpus)
+        words = ["env", *(word for name in sorted(child.removed) for word in ("-u", name))]
+        words += [f"{name}={value}" for name, value in sorted(child.changed.items())]
         print("  " + shlex.join([*words, "torchrun", *torchrun_arguments(spec, trial)]))
-        if child.removed:
-            print(f"  taken from the environment: {' '.join(f'{k}={v}' for k, v in child.removed.items())}")
+    print("\nA trial's folder gets the spec.json that its ranks read when the sweep is run.")
 
 
 def run_trials(plan: Plan, sweep: SweepPaths, arguments: Sequence[str]) -> bool:
     """Launch every trial of the plan that has no settled result; False when a signal stopped the sweep.
 
-    Raises BlockingIOError when another driver works on this folder.
+    Raises FolderBusyError when another driver works on this folder, FileError when its sweep.json cannot be read.
     """
     lock = locks.DriverLock(sweep.driver_lock)
     _take_over(lock, sweep)
@@ -83,11 +80,17 @@ def run_trials(plan: Plan, sweep: SweepPaths, arguments: Sequence[str]) -> bool:
         try:
             open_session(sweep, plan, arguments)
             queue = deque(_outstanding(plan, sweep))
-            with Progress(plan, left=len(queue)) as progress:
-                _drain(queue, plan, sweep, progress, stop)
+            slots = min(int(plan.options["launch"]["max_parallel"]), len(queue)) or 1
+            pool = LocalPool(sweep, session=lock.session, slots=slots, gpus=environment.visible_gpus())
+            try:
+                fail_fast = bool(plan.options["launch"]["fail_fast"])
+                with Progress(plan, left=len(queue)) as progress:
+                    _drain(queue, sweep=sweep, pool=pool, progress=progress, stop=stop, fail_fast=fail_fast)
+            finally:
+                lock.release()
+                _wait_for_the_last(pool, stop)
         finally:
             lock.release()
-            _wait_for_the_last(sweep, stop)
     if not stop.requested:
         _clear_jobs(sweep)
     return not stop.requested
@@ -95,14 +98,14 @@ def run_trials(plan: Plan, sweep: SweepPaths, arguments: Sequence[str]) -> bool:
 
 def _take_over(lock: locks.DriverLock, sweep: SweepPaths) -> None:
     if not lock.acquire():
-        raise BlockingIOError(f"another detsweep works on {sweep.folder}")
-    if locks.wait_for_trials(sweep.trials_lock, 0.0):
+        raise locks.FolderBusyError(f"another detsweep works on {sweep.folder}")
+    if locks.is_free(sweep.trials_lock):
         return
     # Trials of a driver that died are ending; they can only see that it died while nobody has its lock.
     lock.release()
     print("detsweep: waiting for trials of an earlier command to end", file=sys.stderr)
-    if not locks.wait_for_trials(sweep.trials_lock, STOP_LIMIT_S) or not lock.acquire():
-        raise BlockingIOError(f"trials of another detsweep still run in {sweep.folder}")
+    if not locks.wait_until_free(sweep.trials_lock, STOP_LIMIT_S) or not lock.acquire():
+        raise locks.FolderBusyError(f"trials of another detsweep still run in {sweep.folder}")
 
 
 def _outstanding(plan: Plan, sweep: SweepPaths) -> list[Trial]:
@@ -135,10 +138,9 @@ def _again(result: Mapping[str, Any], rerun: str, *, unsupported: bool) -> bool:
     return rerun == "all" and not unsupported
 
 
-def _drain(queue: deque[Trial], plan: Plan, sweep: SweepPaths, progress: Progress, stop: Stop) -> None:
-    launch = plan.options["launch"]
-    slots = min(int(launch["max_parallel"]), len(queue)) or 1
-    pool = LocalPool(sweep, slots=slots, gpus=environment.visible_gpus())
+def _drain(
+    queue: deque[Trial], *, sweep: SweepPaths, pool: LocalPool, progress: Progress, stop: Stop, fail_fast: bool
+) -> None:
     while (queue or pool.running) and not stop.requested:
         while queue and pool.has_room:
             trial = queue.popleft()
@@ -147,7 +149,7 @@ def _drain(queue: deque[Trial], plan: Plan, sweep: SweepPaths, progress: Progres
         for trial, job_id in pool.finished():
             result = results.read_result(trial.paths) or _lost(trial, sweep, job_id)
             progress.finished(trial, result)
-            if launch["fail_fast"] and result["verdict"] != "pass":
+            if fail_fast and result["verdict"] != "pass":
                 progress.note("launch.fail_fast=true: no further trial is started")
                 return
         time.sleep(POLL_S)
@@ -170,35 +172,19 @@ def _lost(trial: Trial, sweep: SweepPaths, job_id: str) -> dict[str, Any]:
     return result
 
 
-def _wait_for_the_last(sweep: SweepPaths, stop: Stop) -> None:
+def _wait_for_the_last(pool: LocalPool, stop: Stop) -> None:
     """Return when no process of any trial is left; after a second signal they are killed."""
-    if locks.wait_for_trials(sweep.trials_lock, 0.0 if stop.requested else 1.0):
-        return
-    print("detsweep: ending the running trials", file=sys.stderr)
-    deadline = time.monotonic() + STOP_LIMIT_S
-    while not locks.wait_for_trials(sweep.trials_lock, 0.2):
-        if stop.impatient or time.monotonic() > deadline:
-            _kill_agents(sweep)
-            stop.impatient = False
-            deadline = time.monotonic() + STOP_LIMIT_S
-
-
-def _kill_agents(sweep: SweepPaths) -> None:
-    for cell in sweep.all_cells():
-        for _, trial in cell.trials():
-            _kill_agent(trial)
-
-
-def _kill_agent(trial: TrialPaths) -> None:
-    try:
-        job = read_json(trial.job)
-        if job["state"] == "running":
-            os.kill(int(job["agent_pid"]), signal.SIGKILL)
-    except (FileError, KeyError, ProcessLookupError):
-        return
+    if pool.running:
+        print("detsweep: ending the running trials", file=sys.stderr)
+    deadline, killing = time.monotonic() + STOP_LIMIT_S, False
+    while not pool.stop(kill=killing):
+        if not killing and (stop.impatient or time.monotonic() > deadline):
+            print("detsweep: killing the running trials", file=sys.stderr)
+            killing = True
+        time.sleep(POLL_S)
 
 
 def _clear_jobs(sweep: SweepPaths) -> None:
-    for pattern in ("*.pkl", "*.out", "*.sh"):
+    for pattern in ("*.pkl", "*.out", "*.sh", "*-trial*.lock"):
         for path in sweep.jobs.glob(pattern):
             path.unlink(missing_ok=True)

@@ -44,8 +44,11 @@ class Progress:
         self._task = self._bar.add_task("trials", total=total, completed=self._done)
 
     def __enter__(self) -> Progress:
-        if self._done:
-            self.note(f"{self._done} of {self._total} trials have a result already")
+        unsupported = sum(cell.trials for cell in self._plan.cells if cell.unsupported)
+        if unsupported:
+            self.note(f"{unsupported} of {self._total} trials are unsupported here")
+        if self._done > unsupported:
+            self.note(f"{self._done - unsupported} of {self._total} trials have a result already")
         self._bar.start()
         return self
 

@@ -17,24 +17,26 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from detsweep import results
-from detsweep.dispatch import locks
+from detsweep import locks, results
+from detsweep.dispatch import processes
 from detsweep.environment import ChildEnvironment, child_environment
 from detsweep.failures import position
 from detsweep.orphans import PARENT_VARIABLE
 from detsweep.paths import SweepPaths, TrialPaths, read_json, write_json
 
 POLL_S = 0.02
-TERM_GRACE_S = 15.0
+# torchrun gives its ranks 30 seconds of their own before it kills them.
+TERM_GRACE_S = 40.0
 STACKS_S = 0.5
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How one trial is launched: its folder, its sweep's, the time limit, and the GPUs that are its own."""
+    """How one trial is launched: its folder, its sweep's, the driver's session, the time limit, and its own GPUs."""
 
     trial: str
     sweep: str
+    session: str
     timeout_min: float
     gpus: tuple[str, ...]
 
@@ -56,18 +58,19 @@ def torchrun_arguments(spec: Mapping[str, Any], trial: TrialPaths) -> list[str]:
 
 def environment_of(spec: Mapping[str, Any], base: Mapping[str, str], gpus: Sequence[str]) -> ChildEnvironment:
     """The environment of a trial's processes, made from the shell's."""
-    config = spec["config"]
-    child = child_environment(
-        base, spec["settings"]["env"], keep=config["keep_env"], threads=config["world"]["threads_per_rank"]
-    )
-    child.variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    return child
+    threads = spec["config"]["world"]["threads_per_rank"]
+    return child_environment(base, spec["settings"]["env"], threads=threads, gpus=gpus)
 
 
 def run_trial(launch: Launch) -> str | None:
     """Run one trial to its end and write its result; returns its verdict, None when the sweep was stopped."""
     trial, sweep = TrialPaths(Path(launch.trial)), SweepPaths(Path(launch.sweep))
+    stopped = _stop_on_signals()
     spec = read_json(trial.spec)
+    lock_paths = (sweep.trials_lock, sweep.trial_lock(spec["cell"], spec["trial"]))
+    handles = locks.hold(lock_paths)
+    if not locks.driver_lives(sweep.driver_lock, launch.session):
+        return None
     child = environment_of(spec, os.environ, launch.gpus)
     command = [sys.executable, "-m", "detsweep.dispatch.agent", str(trial.exits), *torchrun_arguments(spec, trial)]
     job: dict[str, Any] = {
@@ -75,15 +78,18 @@ def run_trial(launch: Launch) -> str | None:
         "host": os.uname().nodename,
         "task_pid": os.getpid(),
         "command": command,
-        "environment_set": dict(spec["settings"]["env"]),
+        "environment_set": child.changed,
         "environment_removed": child.removed,
         "gpus": list(launch.gpus),
         "started": time.time(),
     }
     trial.logs.mkdir(parents=True, exist_ok=True)
-    lock = locks.hold_trial(sweep.trials_lock)
-    stopped = _stop_on_signals()
-    agent = _start(command, child.variables, trial.launcher_log, lock)
+    variables = {
+        **child.variables,
+        PARENT_VARIABLE: str(os.getpid()),
+        locks.LOCKS_VARIABLE: os.pathsep.join(map(str, lock_paths)),
+    }
+    agent = _start(command, variables, trial.launcher_log, handles)
     write_json(trial.job, {**job, "state": "running", "agent_pid": agent.pid})
     started = time.monotonic()
     end = _Ending(agent, trial, spec, stopped, locks.watch_driver(sweep.driver_lock))
@@ -138,10 +144,7 @@ class _Ending:
         for rank in range(self._world_size):
             place = position(self._trial.progress(rank))
             if place is not None:
-                try:
-                    os.kill(place.pid, signal.SIGUSR1)
-                except ProcessLookupError:
-                    continue
+                processes.send(place.pid, signal.SIGUSR1, trial=self._trial.folder)
         time.sleep(STACKS_S)
 
     def _terminate(self) -> None:
@@ -154,17 +157,19 @@ class _Ending:
             self._agent.wait()
 
 
-def _start(command: list[str], variables: Mapping[str, str], log: Path, lock: int) -> subprocess.Popen[bytes]:
+def _start(
+    command: list[str], variables: Mapping[str, str], log: Path, handles: tuple[int, ...]
+) -> subprocess.Popen[bytes]:
     with log.open("ab") as output:
         return subprocess.Popen(
             command,
-            env={**variables, PARENT_VARIABLE: str(os.getpid())},
+            env=variables,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             # A session of its own keeps the terminal's Ctrl-C, and a scheduler's signals to the task, away from it.
             start_new_session=True,
-            pass_fds=(lock,),
+            pass_fds=handles,
         )
 
 

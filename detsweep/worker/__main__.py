@@ -1,7 +1,8 @@
 """`python -m detsweep.worker <trial folder>`: what torchrun starts for each rank.
 
 Before torch is imported the rank's output goes to its own log, its death is tied to torchrun's, and its stack can be
-asked for; whatever ends it, short of SIGKILL, is written down.
+asked for; whatever ends it, short of SIGKILL, is written down. It shares the trial's locks, so that nobody takes the
+trial for gone while it lives.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from detsweep.capture import SCHEMA
+from detsweep.locks import LOCKS_VARIABLE, hold
 from detsweep.orphans import die_with_parent
 from detsweep.paths import TrialPaths, write_json
 from detsweep.worker.progress import Progress
@@ -29,6 +31,7 @@ def main() -> None:
     # Importing torch makes a million objects that stay; collecting among them costs a quarter of the time to start.
     # The mode turns collection on again before its first step.
     gc.disable()
+    hold(Path(path) for path in os.environ.get(LOCKS_VARIABLE, "").split(os.pathsep) if path)
     rank, paths = int(os.environ["RANK"]), TrialPaths(Path(sys.argv[1]))
     _log_to(paths.rank_log(rank))
     progress = Progress(paths.progress(rank))

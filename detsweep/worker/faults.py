@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from detsweep.fingerprints import INTEGER_OF_WIDTH
 from detsweep.worker.model import RepeatedBlockModel
-
-_INTEGER_OF_WIDTH = {2: torch.int16, 4: torch.int32}
 
 
 class Fault:
@@ -64,7 +63,7 @@ def flip_bit(tensor: Tensor, *, element: int, bit: int) -> Tensor:
     flipped = tensor.clone(memory_format=torch.contiguous_format)
     width = tensor.element_size()
     mask = 1 << bit if bit < 8 * width - 1 else -(1 << bit)
-    flipped.detach().view(-1).view(_INTEGER_OF_WIDTH[width])[element] ^= mask
+    flipped.detach().view(-1).view(INTEGER_OF_WIDTH[width])[element] ^= mask
     return flipped
 
 

@@ -30,7 +30,7 @@ def run_rank(spec: Mapping[str, Any], paths: TrialPaths, rank: int, progress: Pr
     device = sharding.open_device(config["device"])
     settings.apply(spec["settings"]["torch"])
     progress.phase("joining the process group")
-    sharding.open_group(device)
+    sharding.open_group(device, spec["timeout_min"])
     if dist.get_world_size() != spec["world_size"]:
         raise RuntimeError(f"world size is {dist.get_world_size()}, the trial asks for {spec['world_size']}")
     try:
@@ -44,7 +44,7 @@ def run_rank(spec: Mapping[str, Any], paths: TrialPaths, rank: int, progress: Pr
     gc.enable()
     replay.warm_up(config["warmup"])
     steps, comparisons, loss = [], [], float("nan")
-    for step in replay.steps(config["steps"], config["runs"]):
+    for step in replay.steps(config["steps"], config["runs"], cold=config["warmup"] == 0):
         steps.append(step)
         loss = float(replay.loss)
         reference = step.runs[0].stream

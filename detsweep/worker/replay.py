@@ -72,16 +72,19 @@ class Replay:
             self._forward_backward(self._ids)
             snapshot.restore()
 
-    def steps(self, count: int, runs: int) -> Iterator[ReplayedStep]:
+    def steps(self, count: int, runs: int, *, cold: bool) -> Iterator[ReplayedStep]:
         """Replay `count` steps with `runs` observed runs each.
 
         The control arm, a plain run before them and one after them, is unobserved and only timed: two, so that a
-        machine that still warms up or drifts does not favour one side.
+        machine that still warms up or drifts does not favour one side. With `cold` the first step has only the one
+        after them: its r1 is the very first execution of the model.
         """
         for step in range(count):
             snapshot = Snapshot.take(self._model, self._device)
-            self._progress.run(step, 0, f"plain run of step {step}")
-            before = self._timed(self._ids)
+            plain = []
+            if not (cold and step == 0):
+                self._progress.run(step, 0, f"plain run of step {step}")
+                plain.append(self._timed(self._ids))
             done = []
             for run in range(1, runs + 1):
                 snapshot.restore()
@@ -91,9 +94,9 @@ class Replay:
                 self._fault.end()
             snapshot.restore()
             self._progress.run(step, runs + 1, f"plain run after step {step}")
-            after = self._timed(self._ids)
+            plain.append(self._timed(self._ids))
             snapshot.restore()
-            yield ReplayedStep(tuple(done), (before, after))
+            yield ReplayedStep(tuple(done), tuple(plain))
 
     def observed_run(self, step: int, run: int) -> TimedRun:
         """One observed run of the step from the state that is there: its records and its time."""
@@ -131,7 +134,8 @@ class Replay:
         bits = raw_bits(self.loss)
         record("loss", "loss", self.loss, digest=bits)
         if self._global:
-            record("global", "loss^output", self.loss, digest=self._global_bits(bits))
+            total = self._global_bits(bits)
+            record("global", "loss^output", total, digest=total)
         for name, parameter in backward_order(self._model):
             assert parameter.grad is not None, f"{name} has no gradient"
             record("grad", name, parameter.grad, block=block_of(name))

@@ -14,7 +14,7 @@ import torch
 
 from detsweep import __version__
 from detsweep.capture import SCHEMA
-from detsweep.environment import changes_numerics
+from detsweep.environment import KEPT_NAMES, changes_numerics
 from detsweep.worker import settings
 
 _LIBRARIES = re.compile(
@@ -69,4 +69,11 @@ def _device(device: torch.device) -> dict[str, Any]:
 
 
 def _ours(name: str) -> bool:
-    return name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "MASTER_ADDR", "MASTER_PORT", "LD_PRELOAD")
+    return name in (
+        *KEPT_NAMES,
+        "CUDA_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "LD_PRELOAD",
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -28,9 +29,14 @@ def open_device(device_type: str) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def open_group(device: torch.device) -> None:
-    """Join the process group that torchrun's variables describe."""
-    dist.init_process_group(BACKENDS[device.type], device_id=None if device.type == "cpu" else device)
+def open_group(device: torch.device, trial_timeout_min: float) -> None:
+    """Join the process group that torchrun's variables describe.
+
+    Collectives wait longer than the trial may take: it is the trial's own limit that finds the rank that hangs, where
+    a collective's would end the ranks that only wait for it.
+    """
+    limit = timedelta(minutes=trial_timeout_min + 10)
+    dist.init_process_group(BACKENDS[device.type], timeout=limit, device_id=None if device.type == "cpu" else device)
 
 
 def shard(model: RepeatedBlockModel, config: Mapping[str, Any], device: torch.device) -> None:
