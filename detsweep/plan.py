@@ -25,6 +25,7 @@ SWEEP_WIDE = (
     "positive_control",
     "launch.name",
     "launch.max_parallel",
+    "launch.timeout_min",
     "launch.fail_fast",
     "launch.rerun",
 )
@@ -114,11 +115,11 @@ def make_plan(points: Sequence[tuple[Sequence[str], Mapping[str, Any]]]) -> Plan
         resolved = dict(config)
         if resolved.get("device") == "auto":
             resolved["device"] = "cuda" if gpus else "cpu"
+        found.update(dict.fromkeys(_keep(resolved)))
+        found.update(dict.fromkeys(problems(resolved, gpus=len(gpus))))
         if resolved.get("fault", {}).get("kind") == "none":
             # Where there is no fault, where it would be says nothing about the cell.
             resolved["fault"] = asdict(FaultConfig())
-        found.update(dict.fromkeys(_keep(resolved)))
-        found.update(dict.fromkeys(problems(resolved, gpus=len(gpus))))
         cell = _cell(overrides, resolved, "cpu" if resolved.get("device") == "cpu" else platform)
         cells.setdefault(cell.id, cell)
     found.update(dict.fromkeys(_swept_options([config for _, config in points])))

@@ -91,6 +91,11 @@ def _wrong_fields(trial: TrialPaths, result: Mapping[str, Any]) -> str | None:
         return f"verdict {result.get('verdict')!r} is none of {', '.join(VERDICTS)}"
     if not trial.folder.parent.name.endswith(f"-{result.get('cell')}"):
         return f"it is of cell {result.get('cell')!r}"
+    if trial.folder.name != f"trial{result.get('trial')}":
+        return f"it is of trial {result.get('trial')!r}"
+    for rank in result.get("ranks") or ():
+        if not isinstance(rank, dict) or not isinstance(rank.get("divergences"), list) or "rank" not in rank:
+            return f"ranks holds {rank!r}"
     for kind, names in FIELDS.items():
         for name in names:
             value = result.get(name)

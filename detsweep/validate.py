@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 from omegaconf import MISSING
 
 from detsweep import mitigations
+from detsweep.environment import FOREIGN
 from detsweep.schema import Config, MitigationConfig
 
 CHOICES = {
@@ -188,6 +189,7 @@ def _settings(config: Mapping[str, Any]) -> Iterator[str]:
         yield str(error)
         return
     yield from (f"env.{name}: set it in the shell, and each trial gets its share" for name in RESERVED if name in env)
+    yield from (f"env.{name}: torchrun sets it for its ranks" for name in env if FOREIGN.fullmatch(name))
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         threads = env.get(name, "1")
         if threads is None or not threads.isdigit() or int(threads) < 1:

@@ -62,10 +62,15 @@ class Driver:
         self.seen |= {*ranks.values(), job["agent_pid"], job["task_pid"]}
         return ranks
 
+    def jobs(self) -> list[dict[str, Any]]:
+        """job.json of each cell's first trial, in the order of the sweep."""
+        cells = json.loads((self.folder / "sweep.json").read_text())["cells"]
+        paths = [next(self.folder.glob(f"cells/*-{cell}")) / "trial0" / "job.json" for cell in cells]
+        return [json.loads(path.read_text()) for path in paths if path.exists()]
+
     def job(self) -> dict[str, Any]:
         """job.json of the trial that runs now."""
-        jobs = [json.loads(path.read_text()) for path in self.folder.glob("cells/*/trial0/job.json")]
-        (running,) = [job for job in jobs if job["state"] == "running"]
+        (running,) = [job for job in self.jobs() if job["state"] == "running"]
         return running  # type: ignore[no-any-return]
 
     def results(self) -> list[dict[str, Any]]:

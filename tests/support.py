@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch._C._distributed_c10d import HashStore
 
 from detsweep import results, schema
-from detsweep.capture import Record, Stream, write_streams
+from detsweep.capture import SCHEMA, Record, Stream, write_streams
 from detsweep.compare import compare
 from detsweep.dispatch.provenance import open_session
 from detsweep.paths import SweepPaths, TrialPaths, conf_dir, write_json
@@ -151,6 +151,14 @@ def write_trial(
     result = results.merge(trial, spec, returncode=0, timeout_min=None, seconds=1.5)
     write_json(trial.result, result)
     return result
+
+
+def write_failure(
+    trial: TrialPaths, cell: Cell, number: int = 0, *, verdict: str = "error", error: str = "x", **more: Any
+) -> None:
+    """Write the result of a trial without a verdict about repeating; `more` are further fields of it."""
+    result = {"schema": SCHEMA, "cell": cell.id, "trial": number, "verdict": verdict, "error": error}
+    write_json(trial.result, {**result, **more})
 
 
 def write_cells(folder: Path, plan: Plan) -> SweepPaths:

@@ -67,7 +67,7 @@ def test_divergences_have_a_row_for_each_rank_and_are_marked_as_a_fault(flipped_
     for text in (flipped_bit.out, (flipped_bit.folder / "matrix.md").read_text()):
         assert "bit_flip" in text
         assert "those rows are not findings" in text
-        assert "block_post of block 2, step 0 r2" in text
+        assert "block_post of block 2, rank 1, step 0 r2" in text
 
 
 def test_self_test_ends_with_0_because_every_fault_was_found_in_place(detsweep: Run) -> None:

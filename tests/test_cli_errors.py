@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import detsweep
 from tests.conftest import clean_environment
 
 WRONG = [
@@ -28,6 +29,15 @@ WRONG = [
     (["moe=topk", "experts=2", "top_k=3"], "top_k=3: must be at most experts=2"),
     (["world.nodes=2"], "world.nodes=2: launch=local has one node"),
     (["checksum=crc"], "checksum=crc: valid: auto, xxh3, mixed, bitsum"),
+    (["+mitigation.none.evn=1"], "mitigation.none.evn: no such key; did you mean env?; valid: env, torch"),
+    (["env.NCCL_ALGO=Ring"], "env.NCCL_ALGO: a variable is added to the cell's environment with +env.NCCL_ALGO=value"),
+    (["+env.CUDA_VISIBLE_DEVICES=0"], "env.CUDA_VISIBLE_DEVICES: set it in the shell"),
+    (["keep_env=[NOT_THERE]"], "keep_env=NOT_THERE: this shell does not have it"),
+    (["trails=3"], "trails: no such key; did you mean trials?"),
+    (["launch.timeout_min=nan"], "launch.timeout_min=nan: must be at least 0.001"),
+    (["seed=99999999999999999999"], "seed=99999999999999999999: must be at most 4611686018427387904"),
+    (["~seed"], "seed: must have a value"),
+    (["folder=a", "hydra.run.dir=b"], "folder=a hydra.run.dir=b: one folder only; use folder=PATH"),
     (["+env.CUBLAS_WORKSPACE_CONFIG=x", "mitigation=recipe"], "CUBLAS_WORKSPACE_CONFIG cannot be both :4096:8"),
 ]
 
@@ -52,6 +62,23 @@ def test_one_line_exit_code_2_and_nothing_left(arguments: list[str], line: str, 
     assert done.stderr.startswith(f"detsweep: {line}")
     assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_one_or_holds_something_else(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("")
+    for folder, line in (("file", "File exists"), ("file/x", "Not a directory"), ("other", "holds files and is no")):
+        done = command(f"folder={folder}", cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"detsweep: folder={tmp_path / folder}: {line}")
+        assert done.stderr.count("\n") == 1
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["thesis.tex"]
+
+
+def test_version_is_our_own(tmp_path: Path) -> None:
+    assert command("--version", cwd=tmp_path).stdout == f"detsweep {detsweep.__version__}\n"
 
 
 def test_dry_run_prints_cells_and_commands_and_writes_nothing(tmp_path: Path) -> None:

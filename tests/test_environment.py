@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from detsweep.environment import changes_numerics, child_environment, gpu_platform, visible_gpus
+from detsweep import environment
+from detsweep.environment import ChildEnvironment, changes_numerics, child_environment, gpu_platform, visible_gpus
+from detsweep.validate import RESERVED
 
 SHELL = {
     "PATH": "/bin",
@@ -20,47 +23,75 @@ SHELL = {
 }
 
 
+def _child(
+    base: Mapping[str, str], gpus: Sequence[str] = (), threads: int = 2, **wanted: str | None
+) -> ChildEnvironment:
+    return child_environment(base, wanted, threads=threads, gpus=gpus)
+
+
 def test_what_changes_bits_is_taken_away_and_recorded() -> None:
-    child = child_environment(SHELL, {}, keep=[], threads=2)
-    assert child.removed == {
-        "CUBLAS_WORKSPACE_CONFIG": ":16:8",
-        "MKL_NUM_THREADS": "64",
-        "NCCL_ALGO": "Tree",
-        "OMP_NUM_THREADS": "64",
-        "PYTHONHASHSEED": "0",
-    }
+    child = _child(SHELL)
+    assert child.removed == {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "NCCL_ALGO": "Tree", "PYTHONHASHSEED": "0"}
+    assert child.changed == {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": ""}
     assert child.variables == {
         "PATH": "/bin",
         "HOME": "/home/user",
         "NCCL_SOCKET_IFNAME": "eth0",
         "OMP_NUM_THREADS": "2",
         "MKL_NUM_THREADS": "2",
+        "CUDA_VISIBLE_DEVICES": "",
     }
 
 
-def test_what_is_to_be_kept_is_kept() -> None:
-    child = child_environment(SHELL, {}, keep=["NCCL_ALGO", "PYTHONHASHSEED"], threads=2)
-    assert (child.variables["NCCL_ALGO"], child.variables["PYTHONHASHSEED"]) == ("Tree", "0")
-    assert not {"NCCL_ALGO", "PYTHONHASHSEED"} & child.removed.keys()
+def test_changed_and_removed_make_the_shells_variables_a_trials() -> None:
+    child = _child(SHELL, ["1"], NCCL_ALGO="Ring", HOME=None, MY_FLAG="1")
+    kept = {name: value for name, value in SHELL.items() if name not in child.removed}
+    assert {**kept, **child.changed} == child.variables
+    assert not child.removed.keys() & child.changed.keys()
 
 
-@pytest.mark.parametrize("keep", [[], ["OMP_NUM_THREADS", "MKL_NUM_THREADS"]])
 @pytest.mark.parametrize("base", [{}, SHELL], ids=["empty", "shell"])
-def test_threads_are_always_those_of_the_cell(base: dict[str, str], keep: list[str]) -> None:
-    child = child_environment(base, {}, keep=keep, threads=3)
+def test_threads_are_always_those_of_the_cell(base: dict[str, str]) -> None:
+    child = _child(base, threads=3)
     assert (child.variables["OMP_NUM_THREADS"], child.variables["MKL_NUM_THREADS"]) == ("3", "3")
+    assert (child.changed["OMP_NUM_THREADS"], child.changed["MKL_NUM_THREADS"]) == ("3", "3")
+
+
+def test_threads_that_are_the_shells_too_are_no_change() -> None:
+    assert not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & _child(SHELL, threads=64).changed.keys()
 
 
 def test_what_the_cell_wants_comes_last() -> None:
-    child = child_environment(SHELL, {"NCCL_ALGO": "Ring", "MY_FLAG": "1", "HOME": None}, keep=[], threads=1)
+    child = _child(SHELL, NCCL_ALGO="Ring", MY_FLAG="1", HOME=None, OMP_NUM_THREADS="7")
     assert (child.variables["NCCL_ALGO"], child.variables["MY_FLAG"]) == ("Ring", "1")
+    assert (child.changed["NCCL_ALGO"], child.changed["MY_FLAG"]) == ("Ring", "1")
+    assert child.variables["OMP_NUM_THREADS"] == "7"
     assert "HOME" not in child.variables
-    assert child.removed["NCCL_ALGO"] == "Tree"
+    assert child.removed["HOME"] == "/home/user"
 
 
-def test_null_unsets_even_what_is_to_be_kept() -> None:
-    child = child_environment(SHELL, {"NCCL_ALGO": None, "NEVER_SET": None}, keep=["NCCL_ALGO"], threads=1)
-    assert not {"NCCL_ALGO", "NEVER_SET"} & child.variables.keys()
+def test_a_variable_set_to_what_the_shell_has_is_neither_changed_nor_removed() -> None:
+    child = _child(SHELL, NCCL_ALGO="Tree")
+    assert child.variables["NCCL_ALGO"] == "Tree"
+    assert "NCCL_ALGO" not in {**child.changed, **child.removed}
+
+
+def test_null_unsets_what_is_there_and_what_is_not() -> None:
+    child = _child(SHELL, NCCL_SOCKET_IFNAME=None, NEVER_SET=None)
+    assert not {"NCCL_SOCKET_IFNAME", "NEVER_SET"} & child.variables.keys()
+    assert child.removed["NCCL_SOCKET_IFNAME"] == "eth0"
+    assert "NEVER_SET" not in child.removed
+
+
+@pytest.mark.parametrize(("gpus", "shown"), [([], ""), (["2", "3"], "2,3"), (["GPU-7"], "GPU-7")])
+def test_a_trial_sees_its_own_gpus_alone(gpus: list[str], shown: str) -> None:
+    child = _child(
+        {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "HIP_VISIBLE_DEVICES": "0,1", "ROCR_VISIBLE_DEVICES": "4,5"}, gpus
+    )
+    assert child.variables["CUDA_VISIBLE_DEVICES"] == child.changed["CUDA_VISIBLE_DEVICES"] == shown
+    # torch on AMD would look at it first; what ROCR leaves is what the numbers count.
+    assert child.removed == {"HIP_VISIBLE_DEVICES": "0,1"}
+    assert child.variables["ROCR_VISIBLE_DEVICES"] == "4,5"
 
 
 @pytest.mark.parametrize(
@@ -68,14 +99,16 @@ def test_null_unsets_even_what_is_to_be_kept() -> None:
     ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SUBMITIT_JOB_ID"],
 )
 def test_another_launchers_variables_do_not_reach_a_trial(name: str) -> None:
-    child = child_environment({name: "7", "PATH": "/bin"}, {}, keep=[name], threads=1)
+    child = _child({name: "7", "PATH": "/bin"})
     assert name not in child.variables
     assert "PATH" in child.variables
+    # submitit says these to its own task; they were never the shell's.
+    assert child.removed == ({} if name.startswith("SUBMITIT_") else {name: "7"})
 
 
 @pytest.mark.parametrize("name", ["MY_RANK", "RANKING", "NOT_MASTER_ADDR"])
 def test_names_that_only_look_like_a_launchers_stay(name: str) -> None:
-    assert child_environment({name: "7"}, {}, keep=[], threads=1).variables[name] == "7"
+    assert _child({name: "7"}).variables[name] == "7"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +129,7 @@ def test_which_variables_change_bits(name: str, expected: bool) -> None:
 
 def test_the_shells_own_mapping_is_left_alone() -> None:
     base = dict(SHELL)
-    child_environment(base, {"HOME": None}, keep=[], threads=1)
+    _child(base, HOME=None)
     assert base == SHELL
 
 
@@ -108,14 +141,22 @@ def _three_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool.write_text('#!/bin/sh\nfor i in 0 1 2; do echo "GPU $i: Some GPU (UUID: GPU-$i)"; done\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+    for name in RESERVED:
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.usefixtures("_three_gpus")
 @pytest.mark.parametrize(
     ("limit", "expected"),
-    [(None, ("0", "1", "2")), ("2,0", ("2", "0")), (" 1 , GPU-7", ("1", "GPU-7")), ("", ()), (",", ())],
+    [
+        (None, ("0", "1", "2")),
+        ("2,0", ("2", "0")),
+        (" 1 , GPU-7", ("1", "GPU-7")),
+        ("", ()),
+        (",", ()),
+        ("2,-1,0", ("2",)),
+        ("-1", ()),
+    ],
 )
 def test_the_shells_choice_of_gpus_is_obeyed(
     monkeypatch: pytest.MonkeyPatch, limit: str | None, expected: tuple[str, ...]
@@ -124,3 +165,40 @@ def test_the_shells_choice_of_gpus_is_obeyed(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", limit)
     assert visible_gpus() == expected
     assert gpu_platform() == "nvidia"
+
+
+@pytest.mark.usefixtures("_three_gpus")
+def test_amds_variables_say_nothing_about_another_makers_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0")
+    assert visible_gpus() == ("0", "1", "2")
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, ("0", "1", "2", "3")),
+        ({"CUDA": "2,0"}, ("2", "0")),
+        ({"HIP": "3", "CUDA": "0,1"}, ("3",)),
+        ({"HIP": "", "CUDA": "0,1"}, ()),
+        ({"ROCR": "5,7"}, ("0", "1")),
+        ({"ROCR": "5,7", "HIP": "1"}, ("1",)),
+        ({"ROCR": "5,7", "CUDA": "1,0"}, ("1", "0")),
+        ({"ROCR": ""}, ()),
+        ({"ROCR": "-1", "CUDA": "0"}, ()),
+        ({"HIP": "1,-1,2"}, ("1",)),
+    ],
+    ids=str,
+)
+def test_on_amd_hip_comes_before_cuda_and_both_count_what_rocr_leaves(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: tuple[str, ...]
+) -> None:
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path, **kw: str(path) == "/dev/kfd" or exists(path, **kw))
+    monkeypatch.setattr(environment, "_amd_count", lambda: 4)
+    for name in RESERVED:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(f"{name}_VISIBLE_DEVICES", value)
+    assert visible_gpus() == expected
+    assert gpu_platform() == "amd"

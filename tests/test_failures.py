@@ -98,6 +98,18 @@ def test_where_every_rank_ended_well_torchrun_itself_failed(trial: TrialPaths) -
     assert _explained(trial) == ("torchrun ended with exit code 1", ())
 
 
+@pytest.mark.parametrize(("code", "name"), [(-9, "SIGKILL"), (-15, "SIGTERM"), (-11, "SIGSEGV")])
+def test_torchrun_itself_can_be_killed(trial: TrialPaths, code: int, name: str) -> None:
+    _passed(trial, 0)
+    failure = explain_failure(trial, 3, code)
+    assert (failure.text, failure.ranks) == (f"torchrun was killed by {name} from outside", ())
+
+
+def test_a_rank_that_failed_comes_before_a_torchrun_that_was_killed(trial: TrialPaths) -> None:
+    _raised(trial, 1, "ValueError: the cause", 11.5)
+    assert explain_failure(trial, 3, -9).text == "rank 1: ValueError: the cause"
+
+
 def test_an_exception_of_several_lines_is_told_in_one(trial: TrialPaths) -> None:
     _raised(trial, 0, "RuntimeError: first line\n  second line", 1.0)
     _raised(trial, 1, "RuntimeError: later", 2.0)
@@ -124,6 +136,19 @@ def test_without_a_ranks_log_it_is_torchruns(trial: TrialPaths) -> None:
     trial.launcher_log.write_text("torchrun: no such module\n")
     failure = explain_failure(trial, 1, 1)
     assert (failure.log, failure.tail) == (trial.launcher_log, ("torchrun: no such module",))
+
+
+def test_of_the_launchers_log_the_lines_about_ranks_are_enough(trial: TrialPaths) -> None:
+    own = ("rank 0: exit code 1, pid 7", "rank 2: exit code -9 (SIGKILL), pid 9")
+    trial.launcher_log.write_text("\n".join(["Failures:", own[0], "[0]: rank : 0", own[1], "=====", ""]))
+    failure = explain_failure(trial, 3, 1)
+    assert (failure.log, failure.tail) == (trial.launcher_log, own)
+
+
+def test_of_a_ranks_own_log_nothing_is_left_out(trial: TrialPaths) -> None:
+    _raised(trial, 0, "ValueError: x", 1.0)
+    trial.rank_log(0).write_text("rank 0 says so\nValueError: x\n")
+    assert explain_failure(trial, 1, 1).tail == ("rank 0 says so", "ValueError: x")
 
 
 def test_without_any_log_the_tail_is_empty(trial: TrialPaths) -> None:

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from detsweep import schema
-from detsweep.hydra_errors import one_line, plugin_line, refuse_plugins
+from detsweep.hydra_errors import one_line, plugin_line, refuse
 from detsweep.paths import conf_dir
 
 
@@ -46,6 +46,9 @@ def _compose(overrides: tuple[str, ...]) -> None:
         ("launch.fail_fast=2.5", "launch.fail_fast=2.5: must be true or false"),
         ("seed=null", "seed=null: must have a value"),
         ("world=3", "world: Invalid type assigned: int is not a subclass of WorldConfig. value: 3"),
+        ("env.A=1", "env.A: a variable is added to the cell's environment with +env.A=value"),
+        ("dtype.parm=fp32", "dtype.parm: no such key; did you mean param?; valid: name, param, compute, reduce"),
+        ("mitigation.recipe.evn=1", "mitigation.recipe.evn: no such key"),
         ("seed=1,2", "seed=1,2: a sweep over several values needs -m (python -m detsweep -m ...)"),
     ],
 )  # fmt: skip
@@ -55,14 +58,25 @@ def test_a_mistake_is_one_line_that_says_what_is_valid(override: str, line: str)
 
 def test_an_unknown_key_at_the_top_lists_the_valid_ones() -> None:
     line = _line("expert=4")
-    assert line.startswith("expert: no such key; valid: model, dtype, moe, mode, ")
+    assert line.startswith("expert: no such key; did you mean experts?; valid: model, dtype, moe, mode, ")
     assert "experts" in line
 
 
-def test_a_word_without_a_value_is_one_line() -> None:
-    line = _line("dtype")
-    assert "dtype" in line
+@pytest.mark.parametrize("word", ["dtype", "a b", "+env.A=[", "+env.A='b", "experts=(1,2"])
+def test_what_cannot_be_parsed_is_one_line_that_says_how_to_quote(word: str) -> None:
+    expected = f"{word}: cannot be read; a value with special characters needs quotes of its own: key='\"value\"'"
+    assert _line(word) == expected
+
+
+@pytest.mark.parametrize("reason", ["mismatched input 'x'", "no viable alternative at input 'x'", "extraneous input"])
+def test_a_parsers_own_words_are_said_with_what_an_override_is(reason: str) -> None:
+    line = one_line(ValueError(f"{reason} expecting EOF\nmore of it"))
+    assert line.endswith(f"({reason} expecting EOF); one override is key=value, without spaces around the comma")
     assert "\n" not in line
+
+
+def test_a_group_without_a_name_lists_the_groups() -> None:
+    assert _line("=3").startswith("a group needs the name of one of its options; groups: dtype, ")
 
 
 def test_any_other_error_is_joined_into_one_line() -> None:
@@ -80,7 +94,7 @@ def test_any_other_error_is_joined_into_one_line() -> None:
     ],
 )
 def test_a_launcher_or_sweeper_of_hydras_is_refused(argument: str, line: str) -> None:
-    assert refuse_plugins(["-m", "seed=1", argument]) == line
+    assert refuse(["-m", "seed=1", argument]) == line
 
 
 def test_the_refusal_says_what_to_use_instead() -> None:
@@ -92,4 +106,17 @@ def test_the_refusal_says_what_to_use_instead() -> None:
 
 @pytest.mark.parametrize("argument", ["hydra/launcher=basic", "hydra.sweep.dir=x", "dtype=bf16", "launch=local"])
 def test_everything_else_is_let_through(argument: str) -> None:
-    assert refuse_plugins([argument]) is None
+    assert refuse([argument]) is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("folder=a", "folder=b"),
+        ("hydra.sweep.dir=a", "folder=b"),
+        ("hydra.run.dir=a", "hydra.sweep.dir=a"),
+    ],
+    ids=" ".join,
+)
+def test_two_folders_are_refused(words: tuple[str, ...]) -> None:
+    assert refuse(["-m", "seed=1", *words]) == f"{' '.join(words)}: one folder only; use folder=PATH"

@@ -78,11 +78,85 @@ def test_how_a_cell_is_launched_and_judged_is_not_its_identity(override: str) ->
         ("+env.A='1'",),
         ("+env.A=null",),
         ("keep_env=[NCCL_ALGO]",),
+        ("fault=bit_flip", "fault.block=1"),
     ],
     ids=" ".join,
 )
-def test_everything_else_is_its_identity(overrides: tuple[str, ...]) -> None:
-    assert one_cell(*overrides).id != one_cell().id
+def test_everything_else_is_its_identity(monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "Tree")
+    assert one_cell(*overrides).id not in (one_cell().id, one_cell(*overrides[:-1]).id)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [("fault.step=3",), ("fault.rank=1", "fault.block=2"), ("fault.how=kill",), ("fault.bit=7", "fault.run=9")],
+    ids=" ".join,
+)
+def test_without_a_fault_its_settings_are_no_part_of_the_identity(overrides: tuple[str, ...]) -> None:
+    cell = one_cell(*overrides)
+    assert cell.id == one_cell().id
+    assert cell.config["fault"] == one_cell().config["fault"]
+
+
+def test_a_fault_that_is_swept_over_leaves_one_cell_without_it() -> None:
+    points = [[f"fault={kind}", f"fault.block={block}"] for kind in ("none", "bit_flip") for block in range(3)]
+    plan = plan_of(*points)
+    assert [cell.config["fault"]["kind"] for cell in plan.cells] == ["none", *["bit_flip"] * 3]
+    assert plan.repeated == 2
+
+
+def test_a_typo_beside_a_fault_that_is_none_is_still_a_problem() -> None:
+    (line,) = _problems(["+fault.knd=bit_flip"])
+    assert line.startswith("fault.knd: no such key; did you mean kind?")
+
+
+# --- keep_env --------------------------------------------------------------------------------------------------------
+
+
+def test_the_value_of_a_kept_variable_is_part_of_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = {}
+    for value in ("Tree", "Ring"):
+        monkeypatch.setenv("NCCL_ALGO", value)
+        cells[value] = one_cell("keep_env=[NCCL_ALGO]")
+    monkeypatch.setenv("NCCL_ALGO", "Tree")
+    assert cells["Tree"].id != cells["Ring"].id
+    assert one_cell("keep_env=[NCCL_ALGO]").id == cells["Tree"].id
+    assert {name: cell.config["env"] for name, cell in cells.items()} == {
+        name: {"NCCL_ALGO": name} for name in ("Tree", "Ring")
+    }
+    assert cells["Ring"].spec(0)["settings"]["env"] == {"NCCL_ALGO": "Ring"}
+
+
+def test_what_is_not_kept_is_no_part_of_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = one_cell().id
+    monkeypatch.setenv("NCCL_ALGO", "Tree")
+    assert one_cell().id == before
+
+
+def test_a_variable_of_the_cells_own_comes_before_the_shells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "Tree")
+    for own, value in (("Ring", "Ring"), ("null", None)):
+        assert one_cell("keep_env=[NCCL_ALGO]", f"+env.NCCL_ALGO={own}").config["env"] == {"NCCL_ALGO": value}
+
+
+def test_a_variable_to_keep_that_the_shell_does_not_have_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NCCL_ALGO", raising=False)
+    assert _problems(["keep_env=[NCCL_ALGO,PATH]"]) == ("keep_env=NCCL_ALGO: this shell does not have it",)
+
+
+def test_a_kept_variable_that_contradicts_a_mitigation_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    (line,) = _problems(["keep_env=[CUBLAS_WORKSPACE_CONFIG]", "mitigation=[recipe]"])
+    assert line.startswith("CUBLAS_WORKSPACE_CONFIG cannot be both :4096:8 (mitigation 'recipe') and :16:8 ")
+
+
+def test_the_gpus_are_not_kept_but_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    (line,) = _problems(["keep_env=[CUDA_VISIBLE_DEVICES]"])
+    assert line.startswith("env.CUDA_VISIBLE_DEVICES: set it in the shell")
+
+
+# --- sweeps ----------------------------------------------------------------------------------------------------------
 
 
 def test_identities_are_all_different() -> None:
@@ -150,6 +224,7 @@ def test_a_spec_is_all_that_a_rank_needs_and_plain_json() -> None:
         "torch": {"deterministic_algorithms": "warn", "cudnn_deterministic": True, "cudnn_benchmark": False},
     }
     assert spec["config"]["world"]["threads_per_rank"] == 1
+    assert (spec["timeout_min"], one_cell("launch.timeout_min=1.5").spec(0)["timeout_min"]) == (30.0, 1.5)
     assert not {"folder", "launch", "dry_run"} & spec["config"].keys()
 
 
@@ -192,6 +267,9 @@ def test_a_problem_of_several_points_is_said_once() -> None:
         ("launch.max_parallel=1", "launch.max_parallel=2", "launch.max_parallel=1,2"),
         ("launch.fail_fast=true", "launch.fail_fast=false", "launch.fail_fast=False,True"),
         ("launch.rerun=all", "launch.rerun=none", "launch.rerun=all,none"),
+        ("trials=1", "trials=2", "trials=1,2"),
+        ("mitigation_force=true", "mitigation_force=false", "mitigation_force=False,True"),
+        ("positive_control=true", "positive_control=false", "positive_control=False,True"),
     ],
 )
 def test_a_setting_of_the_whole_sweep_is_no_axis(one: str, other: str, line: str) -> None:

@@ -11,14 +11,14 @@ import pytest
 
 from detsweep import results
 from detsweep.capture import SCHEMA
-from detsweep.paths import TrialPaths, read_json, write_json
+from detsweep.paths import SweepPaths, TrialPaths, read_json, write_json
 from detsweep.results import merge, read_result, unsupported
-from tests.support import BLOCK_0_POST, BLOCK_1_POST, INPUT, LOSS, SEQUENCE, one_cell, write_rank, write_trial
+from tests.support import BLOCK_0_POST, BLOCK_1_POST, INPUT, LOSS, SEQUENCE, one_cell, trial_of, write_rank, write_trial
 
 
 @pytest.fixture
 def trial(tmp_path: Path) -> TrialPaths:
-    return TrialPaths(tmp_path / "trial0")
+    return trial_of(SweepPaths(tmp_path), one_cell())
 
 
 def _ranks(trial: TrialPaths, **options: Any) -> dict[str, Any]:
@@ -43,8 +43,8 @@ def test_ranks_without_a_divergence_pass(trial: TrialPaths) -> None:
     assert (result["schema"], result["cell"], result["trial"]) == (SCHEMA, spec["cell"], 0)
     assert (result["seconds"], result["step_ms"], result["plain_step_ms"]) == (1.235, 3.0, 2.0)
     assert [rank["rank"] for rank in result["ranks"]] == [0, 1]
-    sizes = {f"rank00{rank}.jsonl": trial.records(rank).stat().st_size for rank in range(2)}
-    assert result["files"] == sizes
+    files = [path(rank) for path in (trial.records, trial.rank_result) for rank in range(2)]
+    assert result["files"] == {path.name: path.stat().st_size for path in files}
 
 
 def test_a_result_is_plain_json(trial: TrialPaths) -> None:
@@ -169,6 +169,29 @@ def test_a_result_that_is_not_the_ranks_own_is_an_error(trial: TrialPaths, key: 
     assert _error(trial, spec) == f"{trial.rank_result(1)} is not rank 1's result in schema {SCHEMA}"
 
 
+@pytest.mark.parametrize("key", ["lost", "divergences", "differs", "replays", "step_ms", "plain_step_ms"])
+def test_a_rank_result_without_one_of_its_fields_is_an_error(trial: TrialPaths, key: str) -> None:
+    spec = _ranks(trial)
+    content = read_json(trial.rank_result(1))
+    del content[key]
+    write_json(trial.rank_result(1), content)
+    assert _error(trial, spec) == f"{trial.rank_result(1)} has no {key}"
+
+
+def test_a_rank_that_failed_left_no_result_to_merge(trial: TrialPaths) -> None:
+    spec = _ranks(trial)
+    write_json(trial.rank_result(0), {"schema": SCHEMA, "rank": 0, "verdict": "error", "error": "x", "at": 1.0})
+    expected = "differs, divergences, lost, plain_step_ms, replays, step_ms"
+    assert _error(trial, spec) == f"{trial.rank_result(0)} has no {expected}"
+
+
+@pytest.mark.parametrize("replays", [0, 3, 5])
+def test_a_rank_result_about_other_replays_is_an_error(trial: TrialPaths, replays: int) -> None:
+    spec = _ranks(trial)
+    write_json(trial.rank_result(1), {**read_json(trial.rank_result(1)), "replays": replays})
+    assert _error(trial, spec) == f"{trial.rank_result(1)} is about {replays} replays, the trial has 4"
+
+
 def test_a_torn_rank_result_is_an_error(trial: TrialPaths) -> None:
     spec = _ranks(trial)
     trial.rank_result(0).write_text('{"schema": 1,')
@@ -179,6 +202,11 @@ def test_a_rank_that_failed_is_an_error_even_when_all_files_are_there(trial: Tri
     spec = _ranks(trial)
     result = merge(trial, spec, returncode=1, timeout_min=None, seconds=1.0)
     assert (result["verdict"], result["error"]) == ("error", "torchrun ended with exit code 1")
+
+
+def test_a_launcher_that_was_killed_is_an_error_even_when_all_files_are_there(trial: TrialPaths) -> None:
+    result = merge(trial, _ranks(trial), returncode=-9, timeout_min=None, seconds=1.0)
+    assert (result["verdict"], result["error"]) == ("error", "torchrun was killed by SIGKILL from outside")
 
 
 def test_a_time_limit_is_a_timeout_whatever_the_files_say(trial: TrialPaths) -> None:
@@ -219,6 +247,18 @@ def test_a_rank_file_of_another_size_turns_a_pass_into_an_error(trial: TrialPath
     assert _read_error(trial) == f"{trial.records(0)} has {size + change} bytes, {size} were written"
 
 
+def test_a_deleted_rank_result_turns_a_pass_into_an_error(trial: TrialPaths) -> None:
+    write_trial(trial, one_cell())
+    trial.rank_result(0).unlink()
+    assert _read_error(trial) == f"{trial.rank_result(0)} is missing"
+
+
+def test_a_rank_result_that_was_cut_off_turns_a_pass_into_an_error(trial: TrialPaths) -> None:
+    size = write_trial(trial, one_cell())["files"]["rank001.result.json"]
+    trial.rank_result(1).write_text("{")
+    assert _read_error(trial) == f"{trial.rank_result(1)} has 1 bytes, {size} were written"
+
+
 @pytest.mark.parametrize("text", ["", "{", '{"schema": 1, "verdict": "pass"', "[]"])
 def test_a_torn_result_is_an_error_that_names_it(trial: TrialPaths, text: str) -> None:
     write_trial(trial, one_cell())
@@ -232,9 +272,74 @@ def test_a_result_of_another_schema_is_an_error_that_names_it(trial: TrialPaths,
     assert str(trial.result) in _read_error(trial)
 
 
+def _changed(trial: TrialPaths, /, **changes: Any) -> str:
+    """The error of a trial that passed and whose result.json was changed, less the words that name the file."""
+    write_trial(trial, one_cell())
+    write_json(trial.result, {**read_json(trial.result), **changes})
+    named, _, reason = _read_error(trial).partition(" is not this trial's result: ")
+    assert named == str(trial.result)
+    return reason
+
+
 def test_a_verdict_that_does_not_exist_is_an_error(trial: TrialPaths) -> None:
-    write_json(trial.result, {"schema": SCHEMA, "verdict": "fine"})
-    assert str(trial.result) in _read_error(trial)
+    expected = "verdict 'fine' is none of pass, diverged, invalid, error, timeout, unsupported"
+    assert _changed(trial, verdict="fine") == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"cell": "0123456789"}, "it is of cell '0123456789'"),
+        ({"cell": None}, "it is of cell None"),
+        ({"trial": 1}, "it is of trial 1"),
+        ({"trial": "0.0"}, "it is of trial '0.0'"),
+    ],
+    ids=str,
+)
+def test_a_result_of_another_trial_is_an_error(trial: TrialPaths, changes: dict[str, Any], reason: str) -> None:
+    assert _changed(trial, **changes) == reason
+
+
+def test_a_result_that_was_copied_from_another_cell_is_an_error(tmp_path: Path) -> None:
+    one, other = one_cell("seed=1"), one_cell("seed=2")
+    trial = trial_of(SweepPaths(tmp_path), one)
+    write_trial(trial, one)
+    write_json(trial.result, {**read_json(trial.result), "cell": other.id})
+    assert _read_error(trial) == f"{trial.result} is not this trial's result: it is of cell {other.id!r}"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("trial", "0"),
+        ("replays", 1.5),
+        ("diverged_replays", "none"),
+        ("seconds", "1.5"),
+        ("step_ms", [3.0]),
+        ("plain_step_ms", {}),
+        ("ranks", {}),
+        ("diverged_ranks", 1),
+        ("error_ranks", "1"),
+        ("log_tail", "a line"),
+        ("first", []),
+        ("files", ["rank000.jsonl"]),
+        ("differs", 3),
+        ("error", ["x"]),
+        ("log", 1),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_an_error_that_names_it(trial: TrialPaths, field: str, value: Any) -> None:
+    assert _changed(trial, **{field: value}) == f"{field} is {value!r}"
+
+
+@pytest.mark.parametrize("kind", results.FIELDS, ids=str)
+def test_a_field_that_is_null_is_as_good_as_none(trial: TrialPaths, kind: Any) -> None:
+    write_trial(trial, one_cell())
+    nulls = dict.fromkeys(set(results.FIELDS[kind]) - {"trial", "files"})
+    write_json(trial.result, {**read_json(trial.result), **nulls})
+    result = read_result(trial)
+    assert result is not None
+    assert result["verdict"] == "pass"
 
 
 def test_an_unsupported_trial_has_a_result_with_its_reason(trial: TrialPaths) -> None:

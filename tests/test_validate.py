@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from omegaconf import MISSING
 
-from detsweep.validate import CHOICES, LEAST, lookup, problems, valid_keys
+from detsweep.validate import CHOICES, RANGES, RESERVED, like, lookup, problems, valid_keys
 from tests.support import compose
 
 
@@ -56,27 +57,66 @@ def test_a_word_that_is_no_choice_is_refused_with_the_valid_ones(key: str) -> No
     assert problems(config, gpus=0) == [f"{key}=nonsense: valid: {', '.join(CHOICES[key])}"]
 
 
-@pytest.mark.parametrize("key", LEAST)
-def test_a_number_below_the_least_is_refused(key: str) -> None:
-    config = _set(compose(), key, LEAST[key] - 1)
-    assert problems(config, gpus=0) == [f"{key}={LEAST[key] - 1}: must be at least {LEAST[key]}"]
+@pytest.mark.parametrize("key", RANGES)
+def test_a_number_out_of_range_is_refused(key: str) -> None:
+    least, most = RANGES[key]
+    for value, line in ((least - 1, f"must be at least {least}"), (most + 1, f"must be at most {most}")):
+        assert problems(_set(compose(), key, value), gpus=0) == [f"{key}={value}: {line}"]
+
+
+@pytest.mark.parametrize("key", RANGES)
+def test_the_ends_of_a_range_are_in_it(key: str) -> None:
+    least, most = RANGES[key]
+    lines = {line for value in (least, most) for line in problems(_set(compose(), key, value), gpus=0)}
+    assert not lines & {f"{key}={least}: must be at least {least}", f"{key}={most}: must be at most {most}"}
+
+
+@pytest.mark.parametrize("key", RANGES)
+def test_what_is_no_number_at_all_is_out_of_range(key: str) -> None:
+    assert problems(_set(compose(), key, float("nan")), gpus=0) == [f"{key}=nan: must be at least {RANGES[key][0]}"]
 
 
 @pytest.mark.parametrize("minutes", [0, -1.5])
 def test_a_trial_needs_time(minutes: float) -> None:
-    assert _lines(launch__timeout_min=minutes) == [f"launch.timeout_min={minutes}: must be above 0 (minutes)"]
+    assert _lines(launch__timeout_min=minutes) == [f"launch.timeout_min={minutes}: must be at least 0.001"]
 
 
-@pytest.mark.parametrize("folder", ["", "  "])
-def test_a_sweep_needs_a_folder(folder: str) -> None:
-    assert _lines(folder=folder) == ["folder=: must name a folder"]
+@pytest.mark.parametrize("folder", ["", "  ", "runs/%j", "100%", "runs/\0"])
+def test_a_sweep_needs_a_folder_that_submitit_can_name(folder: str) -> None:
+    assert _lines(folder=folder) == [f"folder={folder}: must name a folder, without % in it"]
 
 
 def test_a_key_appended_past_the_schema_is_refused_at_any_depth() -> None:
     lines = _lines("+moe.typo=1", "+fuild=2")
     assert lines[0] == "moe.typo: no such key; valid: name, routing, default_top_k, experts, top_k"
-    assert lines[1].startswith("fuild: no such key; valid: model, dtype, moe, ")
+    assert lines[1].startswith("fuild: no such key; did you mean fault?; valid: model, dtype, moe, ")
     assert len(lines) == 2
+
+
+def test_a_key_that_is_nearly_one_is_told_which() -> None:
+    (line,) = _lines("+world.nproc_pernode=2")
+    assert line.startswith("world.nproc_pernode: no such key; did you mean nproc_per_node?; valid: nodes, ")
+
+
+def test_a_typo_in_a_mitigations_preset_is_refused() -> None:
+    lines = _lines("mitigation=[recipe]", "+mitigation.recipe.evn.A='1'")
+    assert lines == ["mitigation.recipe.evn: no such key; did you mean env?; valid: env, torch, platforms, reads"]
+
+
+def test_what_a_preset_sets_is_the_users_own_to_name() -> None:
+    assert _lines("mitigation=[recipe]", "+mitigation.recipe.env.ANYTHING='1'", "+env.OTHER='1'") == []
+
+
+def test_a_typo_in_one_of_several_presets_is_found() -> None:
+    config = compose("mitigation=[none,recipe]")
+    config["mitigation"]["none"]["platform"] = ["amd"]
+    (line,) = problems(config, gpus=0)
+    assert line.startswith("mitigation.none.platform: no such key; did you mean platforms?")
+
+
+@pytest.mark.parametrize("key", ["seed", "experts", "dtype.param", "model.hidden_size"])
+def test_a_key_that_was_left_without_a_value_is_refused(key: str) -> None:
+    assert problems(_set(compose(), key, MISSING), gpus=0) == [f"{key}: must have a value"]
 
 
 @pytest.mark.parametrize("key", ["seed", "env"])
@@ -169,9 +209,32 @@ def test_contradicting_mitigations_are_a_problem() -> None:
     assert lines == ["CUBLAS_WORKSPACE_CONFIG cannot be both :4096:8 (mitigation 'recipe') and :16:8 (your env)"]
 
 
+@pytest.mark.parametrize("name", RESERVED)
+@pytest.mark.parametrize("value", ["'0'", "null"])
+def test_a_trials_share_of_the_gpus_is_not_set_by_hand(name: str, value: str) -> None:
+    expected = [f"env.{name}: set it in the shell, and each trial gets its share"]
+    assert _lines(f"+env.{name}={value}") == expected
+    assert _lines("mitigation=[recipe]", f"+mitigation.recipe.env.{name}={value}") == expected
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
+@pytest.mark.parametrize(("value", "shown"), [("'0'", "0"), ("many", "many"), ("''", ""), ("null", "unset")])
+def test_threads_are_a_number(name: str, value: str, shown: str) -> None:
+    expected = f"{name}={shown}: must be at least 1; use world.threads_per_rank=N"
+    assert _lines(f"+env.{name}={value}") == [expected]
+    assert _lines(f"+env.{name}='2'") == []
+
+
 def test_several_mistakes_are_several_lines() -> None:
     lines = _lines("model.num_heads=3", "experts=2", "moe=topk", "world.nodes=2")
     assert [line.partition("=")[0] for line in lines] == ["model.num_heads", "top_k", "world.nodes"]
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"), [("expert", "; did you mean experts?"), ("exprets", "; did you mean experts?"), ("colour", "")]
+)
+def test_a_word_is_like_an_option_or_none(word: str, hint: str) -> None:
+    assert like(word, ["seed", "experts", "steps"]) == hint
 
 
 def test_lookup_follows_dots_and_says_what_is_not_there() -> None:

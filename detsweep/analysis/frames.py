@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 
 from detsweep import results
-from detsweep.capture import SCHEMA, read_streams
-from detsweep.paths import CellPaths, FileError, SweepPaths, TrialPaths, read_json
-from detsweep.validate import lookup
+from detsweep.analysis.cells import Broken, axes_of, read_cells, value_of, world_size
+from detsweep.capture import read_streams
+from detsweep.paths import CellPaths, SweepPaths, TrialPaths, read_json
 
 NO_VERDICT = "none"
 MATRIX_VERDICTS = (*results.VERDICTS, NO_VERDICT)
@@ -60,7 +60,7 @@ class Sweep:
             for one, number, paths in _trial_folders(SweepPaths(self.folder))
             if cell in (None, one) and trial in (None, number)
             if paths.result.exists()
-            for number_of_rank in range(_world_size(self.configs[one]))
+            for number_of_rank in range(world_size(self.configs[one]))
             if rank in (None, number_of_rank) and _has_records(paths, number_of_rank)
             for stream in read_streams(paths.records(number_of_rank))
             for r in stream.records
@@ -83,10 +83,10 @@ def load(folder: str | Path) -> Sweep:
     its trial an `error` that names it; all others are there.
     """
     sweep = SweepPaths(Path(folder).absolute())
-    cells, broken = _cells(sweep)
+    cells, broken = read_cells(sweep)
     if not cells and not broken:
         raise FileNotFoundError(f"{folder}: no sweep here (no cells/*/cell.json)")
-    axes = _axes(list(cells.values()))
+    axes = axes_of(list(cells.values()))
     trials: list[dict[str, Any]] = []
     divergences: list[dict[str, Any]] = []
     for paths, cell in cells.items():
@@ -99,7 +99,7 @@ def load(folder: str | Path) -> Sweep:
                     {"cell": cell["id"], "trial": number, "fault": described["fault"], **divergence}
                     for divergence in rank["divergences"]
                 ]
-    trials += broken
+    trials += [_broken_row(one, axes) for one in broken]
     return Sweep(
         sweep.folder,
         _trials_frame(trials, axes),
@@ -109,59 +109,24 @@ def load(folder: str | Path) -> Sweep:
     )
 
 
-def _world_size(config: Mapping[str, Any]) -> int:
-    return int(config["world"]["nodes"]) * int(config["world"]["nproc_per_node"])
-
-
 def _has_records(trial: TrialPaths, rank: int) -> bool:
     """Whether there are records to read: of a trial that came to a verdict each rank must have some."""
     return trial.records(rank).exists() or bool(read_json(trial.result).get("files"))
 
 
-def _cells(sweep: SweepPaths) -> tuple[dict[CellPaths, dict[str, Any]], list[dict[str, Any]]]:
-    """Every cell of the sweep, and a row for each whose own file cannot be read."""
-    found: dict[CellPaths, dict[str, Any]] = {}
-    broken = []
-    for paths in sweep.all_cells():
-        try:
-            cell = read_json(paths.cell)
-            if cell.get("schema") != SCHEMA:
-                raise FileError(f"{paths.cell} has schema {cell.get('schema')!r}, this version reads {SCHEMA}")
-            if missing := {"id", "slug", "config", "overrides"} - cell.keys():
-                raise FileError(f"{paths.cell} has no {', '.join(sorted(missing))}")
-            found[paths] = cell
-        except FileError as error:
-            broken.append(_broken(paths.folder.name.rpartition("-")[2], paths.folder, str(error)))
-    try:
-        order = {str(cell): place for place, cell in enumerate(read_json(sweep.sweep)["cells"])}
-    except (FileError, KeyError, TypeError) as error:
-        order = {}
-        if found or broken:
-            text = str(error) if isinstance(error, FileError) else f"{sweep.sweep} lists no cells"
-            broken.append(_broken("sweep.json", sweep.folder, text))
-    known = {cell["id"] for cell in found.values()} | {row["cell"] for row in broken}
-    for lost in sorted(order.keys() - known):
-        folder = sweep.folder / "cells" / f"*-{lost}"
-        broken.append(_broken(lost, folder, f"{folder} is missing, and sweep.json lists it"))
-    return dict(sorted(found.items(), key=lambda item: order.get(item[1]["id"], len(order)))), broken
-
-
-def _broken(cell: str, folder: Path, error: str) -> dict[str, Any]:
-    """The row of a cell that cannot be read at all."""
+def _broken_row(broken: Broken, axes: tuple[str, ...]) -> dict[str, Any]:
     return {
-        "cell": cell,
-        "slug": folder.name,
-        "trial": 0,
-        "verdict": "error",
+        **dict.fromkeys(axes, ""),
+        "cell": broken.cell,
+        "slug": broken.folder.name,
         "mitigation": "",
         "fault": "",
-        "error": error,
-        "folder": str(folder),
+        **_trial_row(0, TrialPaths(broken.folder), {"verdict": "error", "error": broken.error}),
     }
 
 
 def _trial_folders(sweep: SweepPaths) -> Iterator[tuple[str, int, TrialPaths]]:
-    for paths, cell in _cells(sweep)[0].items():
+    for paths, cell in read_cells(sweep)[0].items():
         for number, trial in paths.trials():
             yield cell["id"], number, trial
 
@@ -169,34 +134,6 @@ def _trial_folders(sweep: SweepPaths) -> Iterator[tuple[str, int, TrialPaths]]:
 def _expected_trials(paths: CellPaths, cell: Mapping[str, Any]) -> list[tuple[int, TrialPaths]]:
     numbers = {number for number, _ in paths.trials()} | set(range(cell["config"]["trials"]))
     return [(number, paths.trial(number)) for number in sorted(numbers)]
-
-
-def _axes(cells: list[dict[str, Any]]) -> tuple[str, ...]:
-    """The keys of the command line in which cells differ, in the order of the command line."""
-    keys = dict.fromkeys(key for cell in cells for key in cell["overrides"])
-    return tuple(key for key in keys if _varies(key, [cell["config"] for cell in cells]))
-
-
-def _varies(key: str, configs: list[dict[str, Any]]) -> bool:
-    if key.startswith("fault."):
-        # Where there is no fault, nothing of it has a value.
-        configs = [config for config in configs if config["fault"]["kind"] != "none"]
-    return len({str(value_of(config, key)) for config in configs}) > 1
-
-
-def value_of(config: Mapping[str, Any], key: str) -> Any:
-    """A cell's value on an axis: of a group the option's name, of the mitigations all their names."""
-    if key.startswith("fault.") and config["fault"]["kind"] == "none":
-        return ""
-    if key == "mitigation":
-        return "+".join(sorted(config["mitigation"])) or "none"
-    try:
-        value = lookup(config, key)
-    except KeyError:
-        return ""
-    if isinstance(value, Mapping):
-        return value.get("name", value.get("kind", str(value)))
-    return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
 def _described(cell: Mapping[str, Any], axes: tuple[str, ...]) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pandas as pd
 
+from detsweep.analysis.cells import has_key, value_of
 from detsweep.analysis.control import judge
-from detsweep.analysis.frames import Sweep, value_of
+from detsweep.analysis.frames import Sweep
 
 VALID = ("pass", "diverged")
 """Verdicts that say something about repeating; the others are counted, but not in the rate."""
@@ -97,6 +98,7 @@ def _cell_row(sweep: Sweep, group: pd.DataFrame) -> dict[str, Any]:
     replays, diverged_replays = int(counted["replays"].sum()), int(counted["diverged_replays"].sum())
     diverged = group[group["first_site"].notna()]
     failed = group[group["error"].notna()]
+    error, log_tail = failed.iloc[0][["error", "log_tail"]] if len(failed) else ("", "")
     row: dict[str, Any] = {name: group[name].iloc[0] for name in ("cell", "slug", "fault", "mitigation", *sweep.axes)}
     return {
         **row,
@@ -109,8 +111,8 @@ def _cell_row(sweep: Sweep, group: pd.DataFrame) -> dict[str, Any]:
         "ranks": _listed({rank for ranks in diverged["diverged_ranks"] for rank in ranks}),
         "plain_step_ms": counted["plain_step_ms"].median(),
         "step_ms": counted["step_ms"].median(),
-        "error": str(failed.iloc[0]["error"]) if len(failed) else "",
-        "log_tail": str(failed.iloc[0]["log_tail"] or "") if len(failed) else "",
+        "error": str(error),
+        "log_tail": "" if _missing(log_tail) else str(log_tail),
     }
 
 
@@ -160,7 +162,7 @@ def _missing(item: Any) -> bool:
 def _constant(sweep: Sweep, key: str) -> list[Any]:
     """A key's value in each trial's cell."""
     values = [value_of(sweep.configs[cell], key) if cell in sweep.configs else "" for cell in sweep.trials["cell"]]
-    if all(value == "" for value in values):
+    if not any(has_key(config, key) for config in sweep.configs.values()):
         columns = ", ".join(map(str, [*sweep.trials.columns, "rate"]))
         raise KeyError(f"no column and no configuration key {key!r}; columns: {columns}")
     return values

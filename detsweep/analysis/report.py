@@ -25,7 +25,7 @@ HEADERS = {
     "replays": "replays\ndiverged",
     "upper_bound": "95%\nbound",
     "first": "first\ndivergence",
-    "ranks": "on\nranks",
+    "ranks": "diverged\nranks",
     "plain_step_ms": "step\nms",
     "step_ms": "observed\nms",
     "slug": "cell",
@@ -64,7 +64,7 @@ def print_report(sweep: Sweep, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     if not console.is_terminal:
         # A pipe or a file has no width to fit into; folding there would break the rows.
-        console = Console(highlight=False, width=400)
+        console = Console(file=console.file, highlight=False, width=400)
     table = cell_table(sweep)
     view = Table(box=None, pad_edge=False, header_style="bold")
     shown = _readable(table)

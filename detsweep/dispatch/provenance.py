@@ -14,16 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from detsweep.capture import SCHEMA
-from detsweep.paths import SweepPaths, read_json, write_json
+from detsweep.paths import FileError, SweepPaths, read_json, write_json
 from detsweep.plan import Plan
 
 PACKAGES = ("detsweep", "torch", "numpy", "hydra-core", "omegaconf", "submitit", "pandas", "xxhash")
 
 
 def open_session(sweep: SweepPaths, plan: Plan, arguments: Sequence[str]) -> None:
-    """Add this command to sweep.json; say so where versions are not those of the sessions before it."""
+    """Add this command to sweep.json; say so where versions are not those of the sessions before it.
+
+    Raises FileError where the sweep.json that is there cannot be read.
+    """
     session = _session(plan, arguments)
-    earlier = read_json(sweep.sweep)["sessions"] if sweep.sweep.exists() else []
+    earlier = read_json(sweep.sweep).get("sessions") if sweep.sweep.exists() else []
+    if not isinstance(earlier, list):
+        raise FileError(f"{sweep.sweep} lists no sessions: not a sweep of this version")
     if earlier:
         for line in changed(earlier[-1], session):
             print(f"detsweep: warning: {line}; results kept from before are not repeated", file=sys.stderr)

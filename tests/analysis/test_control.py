@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,17 @@ import pytest
 from detsweep import load
 from detsweep.analysis import exit_code
 from detsweep.analysis.control import judge
-from detsweep.paths import write_json
-from tests.support import BLOCK_0_POST, BLOCK_1_POST, INPUT, LOSS, plan_of, trial_of, write_cells, write_trial
+from tests.support import (
+    BLOCK_0_POST,
+    BLOCK_1_POST,
+    INPUT,
+    LOSS,
+    plan_of,
+    trial_of,
+    write_cells,
+    write_failure,
+    write_trial,
+)
 
 COMMON = ("positive_control=true", "runs=3", "steps=2")
 EVERYONE_AT_INPUT = {rank: {(0, 2): INPUT} for rank in range(2)}
@@ -23,7 +33,7 @@ def _judged(folder: Path, fault: list[str], *trials: Any, common: tuple[str, ...
     sweep = write_cells(folder, plan)
     for number, differs in enumerate(trials):
         if differs is None:
-            write_json(trial_of(sweep, plan.cells[0], number).result, {"schema": 1, "verdict": "error", "error": "x"})
+            write_failure(trial_of(sweep, plan.cells[0], number), plan.cells[0], number)
         else:
             write_trial(trial_of(sweep, plan.cells[0], number), plan.cells[0], number, differs=differs)
     return judge(load(folder), plan.cells[0].id)
@@ -110,7 +120,7 @@ def test_the_exit_code_of_a_positive_control(tmp_path: Path, changes: dict[str, 
         differs = {**found, **changes}[cell.label.split()[-1]]
         trial = trial_of(sweep, cell)
         if differs == "error":
-            write_json(trial.result, {"schema": 1, "verdict": "error", "error": "x"})
+            write_failure(trial, cell)
         else:
             write_trial(trial, cell, differs=differs)
     assert exit_code(load(tmp_path)) == code
@@ -123,4 +133,14 @@ def test_a_broken_cell_of_a_positive_control_has_no_verdict(tmp_path: Path) -> N
     sweep.cell(plan.cells[1].slug, plan.cells[1].id).cell.write_text("{")
     loaded = load(tmp_path)
     assert judge(loaded, plan.cells[1].id) == "no verdict"
+    assert exit_code(loaded) == 3
+
+
+def test_a_cell_of_a_positive_control_that_is_gone_has_no_verdict(tmp_path: Path) -> None:
+    plan = plan_of(["fault=none"], ["fault=input_flip"], common=COMMON)
+    sweep = write_cells(tmp_path, plan)
+    write_trial(trial_of(sweep, plan.cells[0]), plan.cells[0])
+    shutil.rmtree(sweep.cell(plan.cells[1].slug, plan.cells[1].id).folder)
+    loaded = load(tmp_path)
+    assert [judge(loaded, cell.id) for cell in plan.cells] == ["clean", "no verdict"]
     assert exit_code(loaded) == 3

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from detsweep import load
+from detsweep.analysis import exit_code
+from detsweep.analysis.cells import value_of
 from detsweep.analysis.frames import DIVERGENCE_COLUMNS, TRIAL_COLUMNS
 from detsweep.paths import FileError, SweepPaths, TrialPaths, read_json, write_json
 from detsweep.plan import Cell, Plan
@@ -20,6 +23,7 @@ from tests.support import (
     plan_of,
     trial_of,
     write_cells,
+    write_failure,
     write_trial,
 )
 
@@ -40,24 +44,14 @@ def _sweep(folder: Path) -> tuple[SweepPaths, Plan]:
     write_trial(trial_of(sweep, plan.cells[1], 0), plan.cells[1], 0, differs=differs)
     write_trial(trial_of(sweep, plan.cells[1], 1), plan.cells[1], 1)
     write_trial(trial_of(sweep, plan.cells[2], 0), plan.cells[2], 0, lost={0: ["A should be 1, is unset"]})
-    _failed(trial_of(sweep, plan.cells[2], 1), plan.cells[2], "timeout")
-    _failed(trial_of(sweep, plan.cells[3], 0), plan.cells[3], "error")
+    _failed(trial_of(sweep, plan.cells[2], 1), plan.cells[2], 1, "timeout")
+    _failed(trial_of(sweep, plan.cells[3], 0), plan.cells[3], 0, "error")
     return sweep, plan
 
 
-def _failed(trial: TrialPaths, cell: Cell, verdict: str) -> None:
-    content = {
-        "schema": 1,
-        "cell": cell.id,
-        "trial": 0,
-        "seconds": 2.0,
-        "verdict": verdict,
-        "error": "rank 1 was killed by SIGKILL",
-        "error_ranks": [1],
-        "log": "log/rank001.log",
-        "log_tail": ["last line", "very last line"],
-    }
-    write_json(trial.result, content)
+def _failed(trial: TrialPaths, cell: Cell, number: int, verdict: str) -> None:
+    fields = {"seconds": 2.0, "error_ranks": [1], "log": "log/rank001.log", "log_tail": ["last line", "very last line"]}
+    write_failure(trial, cell, number, verdict=verdict, error="rank 1 was killed by SIGKILL", **fields)
 
 
 def test_every_trial_has_a_row_with_its_verdict(tmp_path: Path) -> None:
@@ -218,7 +212,11 @@ def test_a_broken_cell_is_an_error_that_names_its_file_and_costs_no_other(tmp_pa
     assert str(path) in error
 
 
-@pytest.mark.parametrize("damage", ["torn", "foreign schema", "truncated records", "missing records"])
+@pytest.mark.parametrize(
+    "damage",
+    ["torn", "foreign schema", "another cell", "another trial", "wrong type", "truncated records", "missing records",
+     "missing result of a rank"],
+)  # fmt: skip
 def test_a_broken_trial_is_an_error_that_names_its_file_and_costs_no_other(tmp_path: Path, damage: str) -> None:
     plan = plan_of(["seed=1"], ["seed=2"])
     sweep = write_cells(tmp_path, plan)
@@ -226,10 +224,19 @@ def test_a_broken_trial_is_an_error_that_names_its_file_and_costs_no_other(tmp_p
         write_trial(trial_of(sweep, cell), cell)
     trial = trial_of(sweep, plan.cells[0])
     named = trial.result
+    changes: dict[str, dict[str, object]] = {
+        "foreign schema": {"schema": 99},
+        "another cell": {"cell": plan.cells[1].id},
+        "another trial": {"trial": 1},
+        "wrong type": {"ranks": "all"},
+    }
     if damage == "torn":
         trial.result.write_text(trial.result.read_text()[:-20])
-    elif damage == "foreign schema":
-        write_json(trial.result, {**read_json(trial.result), "schema": 99})
+    elif damage in changes:
+        write_json(trial.result, {**read_json(trial.result), **changes[damage]})
+    elif damage == "missing result of a rank":
+        named = trial.rank_result(1)
+        named.unlink()
     else:
         named = trial.records(1)
         named.unlink() if damage == "missing records" else named.write_text(named.read_text()[:-20])
@@ -244,10 +251,69 @@ def test_a_folder_without_a_sweep_is_refused(tmp_path: Path) -> None:
             load(folder)
 
 
-def test_a_sweep_without_sweep_json_is_read_all_the_same(tmp_path: Path) -> None:
-    sweep, _ = _sweep(tmp_path)
-    sweep.sweep.unlink()
-    assert len(load(tmp_path).trials) == 8
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, " is missing"),
+        ("", " cannot be read: "),
+        ('{"schema": 1, "cells": ["a"', " cannot be read: "),
+        ("[]", " holds list, not a JSON object"),
+        ("{}", " lists no cells"),
+        ('{"cells": 3}', " lists no cells"),
+    ],
+    ids=["missing", "empty", "torn", "a list", "no cells", "a number"],
+)
+def test_a_sweep_json_that_cannot_be_read_is_named_and_costs_no_cell(
+    tmp_path: Path, text: str | None, reason: str
+) -> None:
+    sweep, plan = _sweep(tmp_path)
+    sweep.sweep.unlink() if text is None else sweep.sweep.write_text(text)
+    trials = load(tmp_path).trials
+    assert set(trials["cell"]) == {*(cell.id for cell in plan.cells), "sweep.json"}
+    (error,) = trials[trials["cell"] == "sweep.json"]["error"]
+    assert error.startswith(f"{sweep.sweep}{reason}")
+    assert len(trials) == 9
+
+
+def test_a_cell_that_sweep_json_lists_and_whose_folder_is_gone_is_an_error(tmp_path: Path) -> None:
+    plan = plan_of(["seed=1"], ["seed=2"], ["seed=3"])
+    sweep = write_cells(tmp_path, plan)
+    for cell in plan.cells:
+        write_trial(trial_of(sweep, cell), cell)
+    lost = plan.cells[1]
+    shutil.rmtree(sweep.cell(lost.slug, lost.id).folder)
+    loaded = load(tmp_path)
+    assert list(loaded.trials["cell"]) == [plan.cells[0].id, plan.cells[2].id, lost.id]
+    row = loaded.trials.iloc[2]
+    assert (row["verdict"], row["mitigation"], row["fault"]) == ("error", "", "")
+    assert row["error"] == f"{tmp_path}/cells/*-{lost.id} is missing, and sweep.json lists it"
+    # What the other cells say on an axis is as it was: seeds are whole numbers.
+    assert list(loaded.trials["seed"]) == [1, 3, ""]
+    assert set(loaded.configs) == {plan.cells[0].id, plan.cells[2].id}
+    assert exit_code(loaded) == 3
+
+
+def test_a_sweep_all_of_whose_cells_are_gone_has_a_row_for_each(tmp_path: Path) -> None:
+    plan = plan_of(["seed=1"], ["seed=2"])
+    sweep = write_cells(tmp_path, plan)
+    shutil.rmtree(tmp_path / "cells")
+    loaded = load(tmp_path)
+    assert set(loaded.trials["cell"]) == {cell.id for cell in plan.cells}
+    assert set(loaded.trials["verdict"]) == {"error"}
+    assert exit_code(loaded) == 3
+    assert sweep.sweep.exists()
+
+
+def test_a_trial_of_a_broken_cell_has_the_columns_of_any_other(tmp_path: Path) -> None:
+    plan = plan_of(["seed=1"], ["seed=2"], ["seed=3"])
+    sweep = write_cells(tmp_path, plan)
+    paths = sweep.cell(plan.cells[1].slug, plan.cells[1].id)
+    paths.cell.write_text("{")
+    row = load(tmp_path).trials.iloc[2]
+    assert (row["cell"], row["slug"], row["trial"], row["seed"]) == (plan.cells[1].id, paths.folder.name, 0, "")
+    assert (row["diverged_ranks"], row["first_ranks"], row["error_ranks"]) == ((), (), ())
+    assert row["folder"] == str(paths.folder)
+    assert all(pd.isna(row[column]) for column in ("log", "log_tail", "replays", "step_ms", "first_site"))
 
 
 # --- axes ------------------------------------------------------------------------------------------------------------
@@ -271,7 +337,7 @@ def test_a_single_cell_has_no_axes(tmp_path: Path) -> None:
         ((["fault=none"], ["fault=bit_flip"]), "fault", ["none", "bit_flip"]),
         ((["observe=block"], ["observe=off"]), "observe", ["block", "off"]),
         ((["model.num_layers=2"], ["model.num_layers=3"]), "model.num_layers", [2, 3]),
-        ((["keep_env=[]"], ["keep_env=[A,B]"]), "keep_env", ["", "A,B"]),
+        ((["keep_env=[]"], ["keep_env=[HOME,PATH]"]), "keep_env", ["", "HOME,PATH"]),
         ((["fault=bit_flip", "fault.rank=null"], ["fault=bit_flip", "fault.rank=1"]), "fault.rank", [None, 1]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -285,6 +351,17 @@ def test_an_axis_shows_the_words_of_the_command_line(
     shown = sweep.trials[axis].astype(object)
     assert shown.where(shown.notna(), None).tolist() == values
     assert len(sweep.matrix(rows=axis)) == 2
+
+
+def test_where_there_is_no_fault_none_of_its_settings_has_a_value(tmp_path: Path) -> None:
+    points = [[f"fault={kind}", f"fault.block={block}"] for kind in ("none", "bit_flip") for block in range(2)]
+    write_cells(tmp_path / "two", plan_of(*points))
+    sweep = load(tmp_path / "two")
+    assert sweep.axes == ("fault", "fault.block")
+    assert list(sweep.trials["fault.block"]) == ["", 0, 1]
+    # One value where there is a fault, and none where there is not, tell nothing apart that `fault` does not.
+    write_cells(tmp_path / "one", plan_of(["fault=none", "fault.block=1"], ["fault=bit_flip", "fault.block=1"]))
+    assert load(tmp_path / "one").axes == ("fault",)
 
 
 def test_a_column_of_the_trials_that_is_an_axis_is_there_once(tmp_path: Path) -> None:
@@ -340,6 +417,63 @@ def test_torn_records_raise_an_error_that_names_the_file(tmp_path: Path) -> None
     path.write_text(path.read_text()[:-10])
     with pytest.raises(FileError, match=r"rank000\.jsonl is cut off in line 2"):
         load(tmp_path).records()
+
+
+def test_records_that_must_be_there_and_are_not_raise_an_error_that_names_them(tmp_path: Path) -> None:
+    sweep, plan = _sweep(tmp_path)
+    trial_of(sweep, plan.cells[0], 0).records(1).unlink()
+    loaded = load(tmp_path)
+    with pytest.raises(FileError, match=r"trial0/rank001\.jsonl is missing"):
+        loaded.records()
+    # The arguments read around it.
+    assert len(loaded.records(rank=0)) == 5 * 2 * len(SEQUENCE)
+    assert len(loaded.records(cell=plan.cells[0].id, trial=1)) == 2 * 2 * len(SEQUENCE)
+
+
+def test_of_a_trial_that_failed_the_records_that_are_there_are_read(tmp_path: Path) -> None:
+    sweep, plan = _sweep(tmp_path)
+    trial = trial_of(sweep, plan.cells[3], 0)
+    trial.records(1).write_text(trial_of(sweep, plan.cells[0], 0).records(1).read_text())
+    records = load(tmp_path).records(cell=plan.cells[3].id)
+    assert (len(records), set(records["rank"])) == (2 * len(SEQUENCE), {1})
+
+
+def test_a_trial_without_a_result_has_no_records_yet(tmp_path: Path) -> None:
+    sweep, plan = _sweep(tmp_path)
+    trial_of(sweep, plan.cells[0], 0).result.unlink()
+    assert set(load(tmp_path).records(cell=plan.cells[0].id)["trial"]) == {1}
+
+
+def test_configurations_are_there_by_the_cells_id(tmp_path: Path) -> None:
+    plan = plan_of(["seed=1"], ["seed=2", "dtype=fp16"])
+    write_cells(tmp_path, plan)
+    configs = load(tmp_path).configs
+    assert {cell: (config["seed"], config["dtype"]["name"]) for cell, config in configs.items()} == {
+        plan.cells[0].id: (1, "bf16"),
+        plan.cells[1].id: (2, "fp16"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model", "tiny"),
+        ("model.num_layers", 4),
+        ("mitigation", "none+recipe"),
+        ("fault", "bit_flip"),
+        ("fault.rank", None),
+        ("keep_env", "HOME,PATH"),
+        ("env.A", "1"),
+        ("env.B", ""),
+        ("no.such.key", ""),
+        ("seed.x", ""),
+    ],
+)
+def test_a_key_has_its_value_in_the_words_of_the_command_line(key: str, value: object) -> None:
+    cell = one_cell(
+        "mitigation=[recipe,none]", "fault=bit_flip", "fault.rank=null", "keep_env=[HOME,PATH]", "+env.A='1'"
+    )
+    assert value_of(cell.config, key) == value
 
 
 def test_a_positive_control_is_known_as_one(tmp_path: Path) -> None:

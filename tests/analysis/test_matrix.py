@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,18 @@ import pytest
 
 from detsweep import Sweep, load
 from detsweep.analysis.matrix import WORST_FIRST, cell_table, describe_first, upper_bound, worst
-from detsweep.paths import write_json
 from detsweep.results import VERDICTS
-from tests.support import BLOCK_1_POST, INPUT, LOSS, plan_of, trial_of, write_cells, write_trial
+from tests.support import (
+    BLOCK_0_POST,
+    BLOCK_1_POST,
+    INPUT,
+    LOSS,
+    plan_of,
+    trial_of,
+    write_cells,
+    write_failure,
+    write_trial,
+)
 
 
 def _sweep(folder: Path) -> Sweep:
@@ -30,8 +40,7 @@ def _sweep(folder: Path) -> Sweep:
     for number in range(2):
         differs = {1: {(0, 3): BLOCK_1_POST}} if number else {}
         write_trial(trial_of(sweep, plan.cells[1], number), plan.cells[1], number, differs=differs)
-    failed = {"schema": 1, "verdict": "error", "error": "rank 0: ValueError"}
-    write_json(trial_of(sweep, plan.cells[1], 2).result, failed)
+    write_failure(trial_of(sweep, plan.cells[1], 2), plan.cells[1], 2, error="rank 0: ValueError")
     write_trial(trial_of(sweep, plan.cells[2], 0), plan.cells[2], 0)
     return load(folder)
 
@@ -41,7 +50,7 @@ def test_a_row_for_each_cell(tmp_path: Path) -> None:
     shown = table[["dtype", "experts", "verdict", "diverged", "errors", "replays", "first", "ranks"]]
     assert shown.to_numpy().tolist() == [
         ["fp16", 1, "pass", "0/3", 0, "0/6", "", ""],
-        ["fp16", 4, "diverged", "1/2", 1, "1/4", "block_post of block 1, step 0 r3", "1"],
+        ["fp16", 4, "diverged", "1/2", 1, "1/4", "block_post of block 1, rank 1, step 0 r3", "1"],
         ["bf16", 1, "none", "0/1", 0, "0/2", "", ""],
     ]
 
@@ -51,6 +60,75 @@ def test_bounds_are_for_cells_in_which_nothing_diverged(tmp_path: Path) -> None:
     assert bounds[0] == pytest.approx(1 - 0.05 ** (1 / 6))
     assert pd.isna(bounds[1])
     assert bounds[2] == pytest.approx(1 - 0.05 ** (1 / 2))
+
+
+def test_an_invalid_trial_counts_in_no_rate_and_has_no_bound(tmp_path: Path) -> None:
+    plan = plan_of(["seed=1"], ["seed=2"], ["seed=3"], common=["trials=2", "runs=3"])
+    sweep = write_cells(tmp_path, plan)
+    lost = {0: ["A should be 1, is unset"]}
+    for cell in plan.cells:
+        write_trial(trial_of(sweep, cell, 0), cell, 0, lost=lost, milliseconds=99.0)
+    # One cell with invalid trials alone, one with a trial that passed beside it, one with a trial that diverged.
+    write_trial(trial_of(sweep, plan.cells[0], 1), plan.cells[0], 1, lost=lost, differs={0: {(0, 2): INPUT}})
+    write_trial(trial_of(sweep, plan.cells[1], 1), plan.cells[1], 1)
+    write_trial(trial_of(sweep, plan.cells[2], 1), plan.cells[2], 1, differs={0: {(0, 2): INPUT}})
+    table = cell_table(load(tmp_path))
+    assert table[["verdict", "diverged", "errors", "replays"]].to_numpy().tolist() == [
+        ["invalid", "0/0", 2, "0/0"],
+        ["invalid", "0/1", 1, "0/2"],
+        ["diverged", "1/1", 1, "1/2"],
+    ]
+    bounds = list(table["upper_bound"])
+    assert pd.isna(bounds[0])
+    assert bounds[1] == pytest.approx(1 - 0.05 ** (1 / 2))
+    assert pd.isna(bounds[2])
+    assert list(table["step_ms"].fillna(0.0)) == [0.0, 3.0, 3.0]
+
+
+def test_a_trial_that_does_not_say_whether_it_repeats_has_no_bound(tmp_path: Path) -> None:
+    plan = plan_of(["seed=1"], ["seed=2"])
+    sweep = write_cells(tmp_path, plan)
+    write_failure(trial_of(sweep, plan.cells[0]), plan.cells[0], verdict="timeout")
+    table = cell_table(load(tmp_path))
+    assert list(table["diverged"]) == list(table["replays"]) == ["0/0", "0/0"]
+    assert table["upper_bound"].isna().all()
+
+
+def test_ranks_are_all_that_diverged_and_the_first_divergence_names_its_own(tmp_path: Path) -> None:
+    plan = plan_of(["seed=1"], common=["trials=3", "world.nproc_per_node=3"])
+    sweep = write_cells(tmp_path, plan)
+    for number, differs in enumerate(({2: {(0, 2): LOSS}}, {}, {0: {(0, 2): BLOCK_0_POST}, 1: {(0, 2): BLOCK_0_POST}})):
+        write_trial(trial_of(sweep, plan.cells[0], number), plan.cells[0], number, differs=differs)
+    (row,) = cell_table(load(tmp_path)).to_dict("records")
+    assert row["ranks"] == "0, 1, 2"
+    assert row["first"] == "loss, rank 2, step 0 r2 (+1 other)"
+
+
+@pytest.mark.parametrize(
+    ("trials", "first"),
+    [
+        (({0: {(0, 2): INPUT}}, {0: {(0, 2): INPUT}}, {}), "input input_ids, rank 0, step 0 r2"),
+        (({0: {(0, 2): INPUT}}, {1: {(0, 2): INPUT}}, {}), "input input_ids, rank 0, step 0 r2 (+1 other)"),
+        (({0: {(0, 2): INPUT}}, {1: {(0, 2): INPUT}}, {0: {(0, 2): LOSS}}),
+         "input input_ids, rank 0, step 0 r2 (+2 other)"),
+        (({0: {(0, 2): INPUT}, 1: {(0, 2): INPUT}}, {}, {}), "input input_ids, ranks 0, 1, step 0 r2"),
+    ],
+    ids=["the same", "another rank", "three places", "two ranks"],
+)  # fmt: skip
+def test_other_places_are_counted_once(tmp_path: Path, trials: tuple[Any, ...], first: str) -> None:
+    plan = plan_of(["seed=1"], common=["trials=3"])
+    sweep = write_cells(tmp_path, plan)
+    for number, differs in enumerate(trials):
+        write_trial(trial_of(sweep, plan.cells[0], number), plan.cells[0], number, differs=differs)
+    assert list(cell_table(load(tmp_path))["first"]) == [first]
+
+
+def test_an_error_without_a_log_has_an_empty_end_of_it(tmp_path: Path) -> None:
+    plan = plan_of(["seed=1"], ["seed=2"])
+    sweep = write_cells(tmp_path, plan)
+    write_failure(trial_of(sweep, plan.cells[0]), plan.cells[0], log_tail=["last"])
+    write_failure(trial_of(sweep, plan.cells[1]), plan.cells[1])
+    assert list(cell_table(load(tmp_path))["log_tail"]) == ["last", ""]
 
 
 def test_times_are_medians_over_trials(tmp_path: Path) -> None:
@@ -157,10 +235,31 @@ def test_a_missing_value_on_an_axis_drops_no_row(tmp_path: Path) -> None:
     assert int(sweep.matrix().notna().to_numpy().sum()) == 3
 
 
+def test_any_key_of_the_configuration_can_stand_on_either_side(tmp_path: Path) -> None:
+    sweep = _sweep(tmp_path)
+    assert _plain(sweep.matrix(rows="model", columns="dtype.reduce")) == {"tiny": {"bf16": "none", "fp16": "diverged"}}
+    assert _plain(sweep.matrix(rows="dtype", columns=[], value="model.num_layers")) == {
+        "fp16": {"model.num_layers": 4},
+        "bf16": {"model.num_layers": 4},
+    }
+    assert "model" not in sweep.trials
+
+
+def test_a_cell_that_is_gone_keeps_its_row_under_any_key(tmp_path: Path) -> None:
+    plan = plan_of(["seed=1"], ["seed=2"])
+    sweep = write_cells(tmp_path, plan)
+    shutil.rmtree(sweep.cell(plan.cells[0].slug, plan.cells[0].id).folder)
+    loaded = load(tmp_path)
+    # The axis has one value left, and the row of the cell that is gone has none.
+    assert _plain(loaded.matrix(rows="model")) == {"tiny": {"verdict": "none"}, "": {"verdict": "error"}}
+
+
 def test_a_name_that_is_no_column_is_refused_with_the_ones_there_are(tmp_path: Path) -> None:
     sweep = _sweep(tmp_path)
     for arguments in ({"rows": "typo"}, {"columns": "typo"}, {"value": "typo"}):
-        with pytest.raises(KeyError, match=r"no column 'typo'; columns: dtype, experts, cell, .*, rate"):
+        with pytest.raises(
+            KeyError, match=r"no column and no configuration key 'typo'; columns: dtype, experts, cell, .*, rate"
+        ):
             sweep.matrix(**arguments)
 
 
@@ -205,10 +304,10 @@ def test_at_the_bound_nothing_would_be_seen_once_in_twenty() -> None:
 @pytest.mark.parametrize(
     ("place", "words"),
     [
-        (BLOCK_1_POST, "block_post of block 1, step 0 r2"),
-        (INPUT, "input input_ids, step 0 r2"),
-        (LOSS, "loss, step 0 r2"),
-        (LOSS + 1, "grad blocks.1.ffn.up.weight, step 0 r2"),
+        (BLOCK_1_POST, "block_post of block 1, rank 0, step 0 r2"),
+        (INPUT, "input input_ids, rank 0, step 0 r2"),
+        (LOSS, "loss, rank 0, step 0 r2"),
+        (LOSS + 1, "grad blocks.1.ffn.up.weight, rank 0, step 0 r2"),
     ],
 )
 def test_a_divergence_is_told_in_a_few_words(tmp_path: Path, place: int, words: str) -> None:

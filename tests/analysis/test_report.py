@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +17,11 @@ from rich.console import Console
 from detsweep import Sweep, load
 from detsweep.analysis import exit_code, print_report, write_report
 from detsweep.analysis.matrix import cell_table
-from detsweep.analysis.report import MARKS, failures, summary
+from detsweep.analysis.report import EXPENDABLE, HEADERS, MARKS, _fit, failures, summary
 from detsweep.paths import TrialPaths, write_json
 from detsweep.plan import Cell
 from detsweep.results import VERDICTS, unsupported
-from tests.support import BLOCK_0_POST, INPUT, plan_of, trial_of, write_cells, write_trial
+from tests.support import BLOCK_0_POST, INPUT, plan_of, trial_of, write_cells, write_failure, write_trial
 
 ERROR = "rank 1: ValueError: a | b [bold]"
 
@@ -33,8 +35,7 @@ def _write(trial: TrialPaths, cell: Cell, verdict: str) -> None:
     elif verdict == "unsupported":
         write_json(trial.result, unsupported(cell.spec(0), "only for amd"))
     elif verdict != "none":
-        content = {"schema": 1, "verdict": verdict, "error": ERROR, "log": "log/rank001.log", "log_tail": ["x", "y"]}
-        write_json(trial.result, content)
+        write_failure(trial, cell, verdict=verdict, error=ERROR, log="log/rank001.log", log_tail=["x", "y"])
 
 
 def _sweep(folder: Path, *verdicts: str, common: tuple[str, ...] = ()) -> Sweep:
@@ -78,7 +79,7 @@ def test_the_exit_code_says_what_the_sweep_found(tmp_path: Path, verdicts: tuple
 
 def _markdown_table(text: str) -> list[dict[str, str]]:
     lines = [line for line in text.splitlines() if line.startswith("| ")]
-    header, _, *rows = ([item.strip() for item in line.strip("|").split(" | ")] for line in lines)
+    header, _, *rows = ([item.strip() for item in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines)
     return [dict(zip(header, row, strict=True)) for row in rows]
 
 
@@ -92,10 +93,9 @@ def test_markdown_csv_and_frame_say_the_same(tmp_path: Path) -> None:
     assert list(csv.columns) == list(table.columns)
     assert [row["verdict"] for row in shown] == [MARKS[verdict] for verdict in ALL]
     for (_, own), (_, in_csv), in_markdown in zip(table.iterrows(), csv.iterrows(), shown, strict=True):
-        for column, title in (("seed", "seed"), ("diverged", "diverged /valid"), ("errors", "errors"),
-                              ("replays", "replays diverged"), ("first", "first divergence"),
-                              ("ranks", "on ranks")):  # fmt: skip
-            assert str(own[column]) == str(in_csv[column]) == in_markdown[title]
+        for column in ("seed", "diverged", "errors", "replays", "first", "ranks", "error"):
+            title = HEADERS.get(column, column).replace("\n", " ")
+            assert str(own[column]) == str(in_csv[column]) == in_markdown[title].replace("\\|", "|")
         for column, title in (("plain_step_ms", "step ms"), ("step_ms", "observed ms")):
             known = pd.notna(own[column])
             assert (f"{own[column]:g}" if known else "") == str(in_csv[column]).removesuffix(".0")
@@ -120,9 +120,11 @@ def test_the_report_is_written_again_from_the_disk(tmp_path: Path) -> None:
     assert {name: (tmp_path / name).read_text() for name in first} == first
 
 
-def _printed(sweep: Sweep, width: int = 200) -> str:
+def _printed(sweep: Sweep, width: int | None = None) -> str:
+    """What is printed on a terminal of this width, or into a file."""
     out = io.StringIO()
-    print_report(sweep, Console(file=out, width=width, highlight=False))
+    terminal = width is not None
+    print_report(sweep, Console(file=out, width=width, highlight=False, force_terminal=terminal, color_system=None))
     return out.getvalue()
 
 
@@ -132,6 +134,127 @@ def test_the_terminal_shows_every_cell_and_its_verdict(tmp_path: Path) -> None:
     assert [row.split()[0] for row in rows] == [str(number) for number in range(len(ALL))]
     for row, verdict in zip(rows, ALL, strict=True):
         assert MARKS[verdict] in row
+
+
+def _table(text: str) -> list[str]:
+    """The lines of the printed matrix: all above what was left out, the failures and the summary."""
+    lines = text.splitlines()
+    return lines[
+        : next(
+            number
+            for number, line in enumerate(lines)
+            if re.match(r"\(in matrix\.md|\S+ trial \d+: |\d+ trials? of", line)
+        )
+    ]
+
+
+def _wide_sweep(folder: Path) -> Sweep:
+    """A sweep whose table would need far more than 80 columns: faults, mitigations and every column filled."""
+    plan = plan_of(
+        ["dtype=bf16", "experts=1"],
+        ["dtype=bf16_mixed", "experts=16"],
+        ["dtype=fp16", "experts=1", "mitigation=[recipe]"],
+        common=["world.nproc_per_node=3"],
+    )
+    sweep = write_cells(folder, plan)
+    write_trial(trial_of(sweep, plan.cells[0]), plan.cells[0])
+    everywhere = {rank: {(0, 2): BLOCK_0_POST} for rank in range(3)}
+    write_trial(trial_of(sweep, plan.cells[1]), plan.cells[1], differs=everywhere)
+    write_trial(trial_of(sweep, plan.cells[2]), plan.cells[2], lost={1: ["A should be 1, is unset"]})
+    return load(folder)
+
+
+def test_eighty_columns_hold_where_it_diverged_and_on_which_ranks(tmp_path: Path) -> None:
+    text = _printed(_wide_sweep(tmp_path), width=80)
+    table = _table(text)
+    assert max(map(len, table)) <= 80
+    header = " ".join(table[:2]).split()
+    for title in ("dtype", "experts", "verdict", *HEADERS["first"].split(), *HEADERS["ranks"].split()):
+        assert title in header
+    body = "\n".join(table[2:])
+    for word in ("bf16_mixed", *(MARKS[verdict] for verdict in ("pass", "diverged", "invalid")), "0, 1, 2"):
+        assert word in body
+    # The words of the first divergence fold, and are all there.
+    assert {"block_post", "block", "ranks", "0,", "1,", "2,", "step", "r2"} <= set(body.split())
+
+
+def test_what_was_left_out_is_named_and_where_to_find_it(tmp_path: Path) -> None:
+    sweep = _wide_sweep(tmp_path)
+    (line,) = [line for line in _printed(sweep, width=80).splitlines() if line.startswith("(in matrix.md")]
+    left_out = line.removeprefix("(in matrix.md, too wide for here: ").removesuffix(")").split(", ")
+    write_report(sweep)
+    (header, *_) = (tmp_path / "matrix.md").read_text().split("| --- ")[0].splitlines()[2:]
+    assert left_out[0] == "error"
+    assert set(left_out) <= {title.strip() for title in header.split("|")}
+    # The error itself stands below the table.
+    assert "invalid: not in force: rank 1: A should be 1, is unset" in _printed(sweep, width=80)
+
+
+def test_a_wide_terminal_and_a_file_leave_nothing_out(tmp_path: Path) -> None:
+    sweep = _wide_sweep(tmp_path)
+    for text in (_printed(sweep, width=250), _printed(sweep)):
+        assert "(in matrix.md" not in text
+        assert "block_post of block 0, ranks 0, 1, 2, step 0 r2" in text
+        assert len(_table(text)) == 2 + 3
+
+
+def _shown(*columns: str, content: str = "x" * 12) -> pd.DataFrame:
+    frame: pd.DataFrame = pd.DataFrame([[content] * len(columns)], columns=list(columns))
+    return frame
+
+
+def test_columns_are_left_out_from_the_least_important_on_until_the_rest_fits() -> None:
+    columns = ["dtype", "verdict", *reversed(EXPENDABLE), HEADERS["first"], HEADERS["ranks"]]
+    whole = _shown(*columns)
+    assert _fit(whole, 1000) == []
+    assert list(whole.columns) == columns
+    narrow = _shown(*columns)
+    dropped = _fit(narrow, 80)
+    assert dropped == list(EXPENDABLE[: len(dropped)])
+    assert 0 < len(dropped) < len(EXPENDABLE)
+    assert list(narrow.columns) == [column for column in columns if column not in dropped]
+
+
+def test_what_diverged_and_the_axes_are_never_left_out() -> None:
+    kept = ["dtype", "verdict", HEADERS["first"], HEADERS["ranks"]]
+    shown = _shown(*kept, *EXPENDABLE, content="x" * 100)
+    assert _fit(shown, 10) == list(EXPENDABLE)
+    assert list(shown.columns) == kept
+
+
+def test_a_cell_that_is_gone_has_a_row_and_a_line_everywhere(tmp_path: Path) -> None:
+    plan = plan_of(["seed=1"], ["seed=2"], ["seed=3"])
+    sweep = write_cells(tmp_path, plan)
+    for cell in plan.cells:
+        write_trial(trial_of(sweep, cell), cell)
+    shutil.rmtree(sweep.cell(plan.cells[0].slug, plan.cells[0].id).folder)
+    loaded = load(tmp_path)
+    write_report(loaded)
+    line = f"{tmp_path}/cells/*-{plan.cells[0].id} is missing, and sweep.json lists it"
+    for text in (_printed(loaded), _printed(loaded, width=80), (tmp_path / "matrix.md").read_text()):
+        assert text.count("✓ pass") == 2
+        assert text.count("! error") == 1
+        assert f"*-{plan.cells[0].id} trial 0: error: {line}" in text
+        assert "nan" not in text.lower().replace(str(tmp_path).lower(), "")
+    csv = pd.read_csv(tmp_path / "matrix.csv", keep_default_na=False)
+    assert list(zip(csv["seed"].astype(str), csv["verdict"], csv["error"], csv["log_tail"], strict=True)) == [
+        ("2", "pass", "", ""),
+        ("3", "pass", "", ""),
+        ("", "error", line, ""),
+    ]
+    assert exit_code(loaded) == 3
+
+
+def test_a_folder_that_cannot_be_written_is_said_and_costs_no_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = _sweep(tmp_path, "pass", "diverged")
+    # Where a folder stands no file can be put, whoever asks.
+    (tmp_path / "matrix.csv" / "taken").mkdir(parents=True)
+    write_report(sweep)
+    assert capsys.readouterr().err.startswith("detsweep: matrix.md and matrix.csv could not be written: ")
+    assert MARKS["diverged"] in _printed(sweep)
+    assert exit_code(sweep) == 1
 
 
 def test_every_verdict_has_a_mark_of_its_own() -> None:
@@ -184,7 +307,7 @@ def test_a_clean_sweep_is_told_with_its_bound(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("verdicts", [("pass", "diverged"), ("error",)])
+@pytest.mark.parametrize("verdicts", [("pass", "diverged"), ("error",), ("invalid",), ("invalid", "error")])
 def test_without_a_clean_sweep_there_is_no_bound(tmp_path: Path, verdicts: tuple[str, ...]) -> None:
     assert not any("confidence" in line for line in summary(_sweep(tmp_path, *verdicts)))
 
@@ -200,6 +323,18 @@ def _lines(folder: Path, points: list[list[str]], differs: dict[int, Any] | None
 def test_faults_are_never_findings(tmp_path: Path) -> None:
     lines = _lines(tmp_path, [["fault=none"], ["fault=bit_flip"], ["fault=input_flip"]])
     assert "faults were put in on purpose (bit_flip, input_flip): those rows are not findings" in lines
+
+
+def test_what_was_put_in_on_purpose_is_no_part_of_the_bound(tmp_path: Path) -> None:
+    differs = {1: {0: {(0, 2): INPUT}}}
+    lines = _lines(tmp_path, [["fault=none"], ["fault=bit_flip"], ["fault=input_flip"]], differs, common=["runs=11"])
+    # Neither the fault that was found nor the one that was not says how often a step repeats.
+    assert lines[1].startswith("0 of 10 replays diverged: ")
+
+
+def test_an_invalid_trial_is_no_part_of_the_bound(tmp_path: Path) -> None:
+    lines = summary(_sweep(tmp_path, "pass", "invalid", common=("runs=11",)))
+    assert lines[1].startswith("0 of 10 replays diverged: ")
 
 
 MITIGATIONS = [["mitigation=[none]"], ["mitigation=[recipe]"]]

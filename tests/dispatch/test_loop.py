@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
+import threading
 from pathlib import Path
 
 import pytest
 
-from detsweep.dispatch import dry_run, run_trials
+from detsweep import locks
+from detsweep.dispatch import FolderBusyError, dry_run, loop, run_trials
 from detsweep.dispatch.local import Trial
-from detsweep.dispatch.locks import DriverLock
 from detsweep.dispatch.loop import _outstanding, stop_on_signals
 from detsweep.dispatch.progress import Progress
+from detsweep.locks import DriverLock, hold, wait_until_free, watch_driver
 from detsweep.paths import SweepPaths, read_json, write_json
 from detsweep.plan import Plan
 from tests.support import INPUT, plan_of, trial_of, write_cells, write_trial
@@ -103,7 +106,8 @@ def test_a_sweep_with_nothing_outstanding_launches_nothing(tmp_path: Path, capsy
     assert [read_json(trial_of(sweep, cell).result) for cell in plan.cells[:2]] == results
     assert read_json(trial_of(sweep, plan.cells[2]).result)["verdict"] == "unsupported"
     assert not trial_of(sweep, plan.cells[2]).job.exists()
-    assert "3 of 3 trials have a result already" in capsys.readouterr().out
+    lines = ["1 of 3 trials are unsupported here", "2 of 3 trials have a result already"]
+    assert capsys.readouterr().out.splitlines() == lines
     assert len(read_json(sweep.sweep)["sessions"]) == 2
 
 
@@ -111,7 +115,7 @@ def test_a_folder_that_another_driver_works_on_is_refused(tmp_path: Path) -> Non
     plan, sweep = plan_of(["seed=1"]), SweepPaths(tmp_path)
     other = DriverLock(sweep.driver_lock)
     assert other.acquire()
-    with pytest.raises(BlockingIOError, match="another detsweep works on"):
+    with pytest.raises(FolderBusyError, match="another detsweep works on"):
         run_trials(plan, sweep, [])
     other.release()
     assert not sweep.sweep.exists()
@@ -120,7 +124,37 @@ def test_a_folder_that_another_driver_works_on_is_refused(tmp_path: Path) -> Non
 def test_the_lock_is_given_back_after_a_sweep(tmp_path: Path) -> None:
     plan, sweep = plan_of([UNSUPPORTED]), SweepPaths(tmp_path)
     assert run_trials(plan, sweep, [])
-    assert DriverLock(sweep.driver_lock).acquire()
+    lock = DriverLock(sweep.driver_lock)
+    assert lock.acquire()
+    lock.release()
+
+
+def test_trials_of_an_earlier_driver_are_waited_for_and_can_see_that_it_died(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, sweep = plan_of([UNSUPPORTED]), SweepPaths(tmp_path)
+    handles = hold([sweep.trials_lock])
+
+    def waiting(path: Path, timeout_s: float) -> bool:
+        # The trial ends as trials do: once nobody has its driver's lock, the new driver included.
+        gone = watch_driver(sweep.driver_lock)
+        threading.Thread(target=lambda: os.close(handles[0]) if gone.wait(5) else None, daemon=True).start()
+        return wait_until_free(path, timeout_s)
+
+    monkeypatch.setattr(locks, "wait_until_free", waiting)
+    monkeypatch.setattr(loop, "STOP_LIMIT_S", 10.0)
+    assert run_trials(plan, sweep, [])
+    assert "waiting for trials of an earlier command to end" in capsys.readouterr().err
+
+
+def test_a_folder_whose_trials_do_not_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "STOP_LIMIT_S", 0.1)
+    plan, sweep = plan_of([UNSUPPORTED]), SweepPaths(tmp_path)
+    handles = hold([sweep.trials_lock])
+    with pytest.raises(FolderBusyError, match="trials of another detsweep still run"):
+        run_trials(plan, sweep, [])
+    os.close(handles[0])
+    assert not sweep.sweep.exists()
 
 
 def test_a_signal_becomes_a_request_and_handlers_come_back() -> None:
@@ -138,15 +172,20 @@ def test_a_dry_run_shows_commands_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Tree")
+    monkeypatch.setenv("OLD", "1")
     common = ["trials=2", "world.threads_per_rank=3", "+env.OLD=null", "+env.FLAG='a b'"]
     plan = plan_of(["seed=1"], [UNSUPPORTED], common=common)
     dry_run(plan, SweepPaths(tmp_path / "runs"))
     out = capsys.readouterr().out
     assert out.startswith(f"2 cells, 4 trials, into {tmp_path / 'runs'}\n")
-    assert "env 'FLAG=a b' -u OLD OMP_NUM_THREADS=3 torchrun " in out
+    shown = next(shlex.split(line) for line in out.splitlines() if line.startswith("  env "))
+    settings = shown[: shown.index("torchrun")]
+    assert {"FLAG=a b", "OMP_NUM_THREADS=3", "MKL_NUM_THREADS=3", "CUDA_VISIBLE_DEVICES="} <= set(settings)
+    unset = {settings[place + 1] for place, word in enumerate(settings) if word == "-u"}
+    assert {"NCCL_ALGO", "OLD"} <= unset
+    assert "PATH" not in unset
     assert f"-m detsweep.worker {tmp_path / 'runs' / 'cells' / f'seed-1-{plan.cells[0].id}' / 'trial0'}" in out
     assert "unsupported: mitigation 'primus' is for amd, this is cpu" in out
-    assert "NCCL_ALGO=Tree" in out
     assert list(tmp_path.iterdir()) == []
 
 

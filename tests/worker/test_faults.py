@@ -40,6 +40,7 @@ def test_exactly_the_bit_asked_for_is_flipped(dtype: torch.dtype, bit: int) -> N
 def test_the_last_bit_is_the_sign() -> None:
     assert flip_bit(torch.tensor([1.5, -2.0]), element=1, bit=31).tolist() == [1.5, 2.0]
     assert flip_bit(torch.tensor([1.5], dtype=torch.bfloat16), element=0, bit=15).tolist() == [-1.5]
+    assert flip_bit(torch.tensor([1.5], dtype=torch.float64), element=0, bit=63).tolist() == [-1.5]
 
 
 def test_an_element_is_counted_in_row_major_order_whatever_the_strides() -> None:

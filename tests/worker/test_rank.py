@@ -168,6 +168,9 @@ def test_the_global_fingerprint_of_one_rank_is_loss_xor_output(rank: Rank, trial
     rank("checksum_mode=global", "checksum=bitsum")
     for line in map(json.loads, trial.records(0).read_text().splitlines()):
         assert line["global_bits"] == line["loss_bits"] ^ line["output_bits"]
+    # A sum over all ranks in 64 bits, whatever the loss is kept in.
+    kinds = {(one.dtype, one.shape) for stream in _streams(trial) for one in stream.records if one.site == "global"}
+    assert kinds == {("int64", ())}
 
 
 def test_the_loss_is_that_of_random_logits(rank: Rank, trial: TrialPaths) -> None:
@@ -209,7 +212,16 @@ def test_a_group_of_another_size_is_refused(rank: Rank) -> None:
         rank(spec=spec)
 
 
-def test_the_report_says_what_the_rank_really_had(rank: Rank, trial: TrialPaths) -> None:
+def test_without_warming_up_the_first_run_is_compared_too(rank: Rank) -> None:
+    result = rank("warmup=0", "runs=3")
+    assert (result["verdict"], result["replays"]) == ("pass", 2)
+    assert result["plain_step_ms"] > 0
+
+
+def test_the_report_says_what_the_rank_really_had(
+    rank: Rank, trial: TrialPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
     rank()
     report = read_json(trial.environment(0))
     assert report["rank"] == 0
@@ -217,6 +229,7 @@ def test_the_report_says_what_the_rank_really_had(rank: Rank, trial: TrialPaths)
     assert report["settings"]["num_threads"] == 1
     assert report["device"]["type"] == "cpu"
     assert report["variables"]["OMP_NUM_THREADS"] == "1"
+    assert report["variables"]["NCCL_DEBUG"] == "WARN"
     assert "PATH" not in report["variables"]
     assert any("libtorch" in Path(library).name for library in report["libraries"])
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from detsweep.fingerprints import local, select
@@ -69,7 +71,7 @@ def test_a_model_that_draws_random_numbers_repeats(tmp_path: Path) -> None:
     model, replay = _replay(tmp_path)
     _draw_in_forward(model)
     replay.warm_up(1)
-    (step,) = replay.steps(1, 3)
+    (step,) = replay.steps(1, 3, cold=False)
     first, *others = (run.stream for run in step.runs)
     assert len(others) == 2
     assert all(other.records == first.records for other in others)
@@ -86,7 +88,7 @@ def test_a_module_with_a_memory_of_its_own_diverges(tmp_path: Path) -> None:
         return output + len(calls)
 
     model.blocks[1].register_forward_hook(count)
-    (step,) = replay.steps(1, 2)
+    (step,) = replay.steps(1, 2, cold=False)
     assert step.runs[0].stream.records != step.runs[1].stream.records
 
 
@@ -103,7 +105,7 @@ def test_a_replayed_step_leaves_parameters_and_random_state_as_they_were(tmp_pat
     model, replay = _replay(tmp_path)
     _draw_in_forward(model)
     parameters, state = _parameters(model), _random()
-    assert len(list(replay.steps(2, 2))) == 2
+    assert len(list(replay.steps(2, 2, cold=False))) == 2
     assert all(map(torch.equal, _parameters(model), parameters))
     assert all(torch.equal(tensor, state[name]) for name, tensor in _random().items())
 
@@ -112,10 +114,20 @@ def test_a_step_has_a_plain_run_before_and_after_the_observed_ones(tmp_path: Pat
     model, replay = _replay(tmp_path)
     hooked: list[bool] = []
     model.embedding.register_forward_hook(lambda *_: hooked.append(bool(_observers(model))))
-    (step,) = replay.steps(1, 3)
+    (step,) = replay.steps(1, 3, cold=False)
     assert hooked == [False, True, True, True, False]
     assert len(step.plain_milliseconds) == 2
     assert min(*step.plain_milliseconds, *(run.milliseconds for run in step.runs)) > 0
+
+
+def test_cold_the_first_run_of_all_is_an_observed_one(tmp_path: Path) -> None:
+    model, replay = _replay(tmp_path)
+    hooked: list[bool] = []
+    model.embedding.register_forward_hook(lambda *_: hooked.append(bool(_observers(model))))
+    first, second = replay.steps(2, 2, cold=True)
+    assert hooked == [True, True, False, False, True, True, False]
+    assert [len(step.plain_milliseconds) for step in (first, second)] == [1, 2]
+    assert first.runs[0].stream.records == first.runs[1].stream.records
 
 
 def _observers(model: RepeatedBlockModel) -> list[Any]:
@@ -124,7 +136,7 @@ def _observers(model: RepeatedBlockModel) -> list[Any]:
 
 def test_every_parameter_has_a_gradient_on_record(tmp_path: Path) -> None:
     model, replay = _replay(tmp_path, "experts=4")
-    (step,) = replay.steps(1, 2)
+    (step,) = replay.steps(1, 2, cold=False)
     names = {name for name, _ in model.named_parameters()}
     records = step.runs[0].stream.records
     assert {record.name for record in records if record.site == "grad"} == names
@@ -153,6 +165,15 @@ def test_a_gpu_that_is_not_there_is_an_error_and_no_fall_back(monkeypatch: pytes
     with pytest.raises(RuntimeError, match=r"device=cuda, but torch .* for local rank 999"):
         sharding.open_device("cuda")
     assert sharding.open_device("cpu") == CPU
+
+
+@pytest.mark.parametrize("minutes", [0.5, 30.0])
+def test_a_collective_waits_longer_than_the_trial_may_take(monkeypatch: pytest.MonkeyPatch, minutes: float) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **options: asked.update(options, backend=backend))
+    sharding.open_group(CPU, minutes)
+    assert asked["timeout"] > timedelta(minutes=minutes)
+    assert (asked["backend"], asked["device_id"]) == ("gloo", None)
 
 
 def test_every_parameter_is_sharded(tmp_path: Path) -> None:

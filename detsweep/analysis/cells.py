@@ -1,0 +1,91 @@
+"""The cells of a sweep as they are on disk: their configurations, and the keys that tell them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from detsweep.capture import SCHEMA
+from detsweep.paths import CellPaths, FileError, SweepPaths, read_json
+from detsweep.validate import lookup
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A cell that the sweep asks for and that cannot be read at all, or sweep.json itself."""
+
+    cell: str
+    folder: Path
+    error: str
+
+
+def read_cells(sweep: SweepPaths) -> tuple[dict[CellPaths, dict[str, Any]], list[Broken]]:
+    """Every cell of the sweep in the order in which it was asked for, and what cannot be read or is not there."""
+    found: dict[CellPaths, dict[str, Any]] = {}
+    broken: list[Broken] = []
+    for paths in sweep.all_cells():
+        try:
+            cell = read_json(paths.cell)
+            if cell.get("schema") != SCHEMA:
+                raise FileError(f"{paths.cell} has schema {cell.get('schema')!r}, this version reads {SCHEMA}")
+            if missing := {"id", "slug", "config", "overrides"} - cell.keys():
+                raise FileError(f"{paths.cell} has no {', '.join(sorted(missing))}")
+            found[paths] = cell
+        except FileError as error:
+            broken.append(Broken(paths.folder.name.rpartition("-")[2], paths.folder, str(error)))
+    try:
+        order = {str(cell): place for place, cell in enumerate(read_json(sweep.sweep)["cells"])}
+    except (FileError, KeyError, TypeError) as error:
+        order = {}
+        if found or broken:
+            text = str(error) if isinstance(error, FileError) else f"{sweep.sweep} lists no cells"
+            broken.append(Broken("sweep.json", sweep.folder, text))
+    known = {cell["id"] for cell in found.values()} | {one.cell for one in broken}
+    for lost in sorted(order.keys() - known):
+        folder = sweep.folder / "cells" / f"*-{lost}"
+        broken.append(Broken(lost, folder, f"{folder} is missing, and sweep.json lists it"))
+    return dict(sorted(found.items(), key=lambda item: order.get(item[1]["id"], len(order)))), broken
+
+
+def world_size(config: Mapping[str, Any]) -> int:
+    """How many ranks a cell has."""
+    return int(config["world"]["nodes"]) * int(config["world"]["nproc_per_node"])
+
+
+def axes_of(cells: list[dict[str, Any]]) -> tuple[str, ...]:
+    """The keys of the command line in which cells differ, in the order of the command line."""
+    keys = dict.fromkeys(key for cell in cells for key in cell["overrides"])
+    return tuple(key for key in keys if _varies(key, [cell["config"] for cell in cells]))
+
+
+def _varies(key: str, configs: list[dict[str, Any]]) -> bool:
+    if key.startswith("fault."):
+        # Where there is no fault, nothing of it has a value.
+        configs = [config for config in configs if config["fault"]["kind"] != "none"]
+    return len({str(value_of(config, key)) for config in configs}) > 1
+
+
+def value_of(config: Mapping[str, Any], key: str) -> Any:
+    """A cell's value on an axis: of a group the option's name, of the mitigations all their names."""
+    if key.startswith("fault.") and config["fault"]["kind"] == "none":
+        return ""
+    if key == "mitigation":
+        return "+".join(sorted(config["mitigation"])) or "none"
+    try:
+        value = lookup(config, key)
+    except KeyError:
+        return ""
+    if isinstance(value, Mapping):
+        return value.get("name", value.get("kind", str(value)))
+    return ",".join(map(str, value)) if isinstance(value, list) else value
+
+
+def has_key(config: Mapping[str, Any], key: str) -> bool:
+    """Whether a configuration has a dotted key."""
+    try:
+        lookup(config, key)
+    except KeyError:
+        return False
+    return True
