@@ -6,7 +6,6 @@ import os
 import shlex
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -90,8 +89,6 @@ def _plan(arguments: list[str]) -> Plan | None:
 def _compose(scratch: str) -> list[tuple[DictConfig, HydraConf]]:
     """Each point of the sweep as Hydra composed it: the configuration, and Hydra's own part of it."""
     schema.register()
-    started = time.strftime("%Y-%m-%d/%H-%M-%S")
-    OmegaConf.register_new_resolver("detsweep.started", lambda: started, replace=True)
     OmegaConf.register_new_resolver("detsweep.scratch", lambda: scratch, replace=True)
     points: list[tuple[DictConfig, HydraConf]] = []
 

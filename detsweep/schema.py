@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from omegaconf import MISSING
+from omegaconf import MISSING, OmegaConf
 
 
 @dataclass
@@ -133,8 +134,13 @@ class Config:
 
 
 def register() -> None:
-    """Make the schema known to Hydra under the name that conf/config.yaml lists first."""
+    """Make known to Hydra what conf/config.yaml refers to: the schema, and the resolver of the default folder's name.
+
+    The name is that of now for every cell of a sweep, however long it takes to compose them.
+    """
     # Here, and not above: trials and the analysis read this module for its key names, and need no Hydra.
     from hydra.core.config_store import ConfigStore
 
     ConfigStore.instance().store(name="schema", node=Config)
+    started = time.strftime("%Y-%m-%d/%H-%M-%S")
+    OmegaConf.register_new_resolver("detsweep.started", lambda: started, replace=True)
