@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 import tempfile
 import traceback
@@ -21,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from detsweep import __version__, hydra_errors, schema
 from detsweep.dispatch import FolderBusyError, dry_run, run_trials
+from detsweep.output import tolerate_broken_output
 from detsweep.paths import FileError, SweepPaths, conf_dir
 from detsweep.plan import Plan, make_plan
 
@@ -42,6 +44,7 @@ def main() -> int:
     if sys.argv[1:] == ["--version"]:
         print(f"detsweep {__version__}")
         return 0
+    tolerate_broken_output()
     # What Hydra's usage calls the program.
     sys.argv[0] = "detsweep"
     try:
@@ -57,7 +60,7 @@ def main() -> int:
     except (ConfigurationError, FolderBusyError) as error:
         return _complain(str(error), WRONG_CONFIGURATION)
     except KeyboardInterrupt:
-        return _complain("interrupted before anything was started", INTERRUPTED)
+        return _complain("interrupted", INTERRUPTED)
     except (FileError, OSError) as error:
         return _complain(str(error), NO_VERDICT)
     except Exception:
@@ -123,7 +126,11 @@ def _resolved(config: DictConfig, own: HydraConf, scratch: str) -> Mapping[str, 
         raise ConfigurationError(hydra_errors.one_line(error)) from error
     assert isinstance(resolved, dict)
     # Hydra's own keys name the sweep's folder too, where the command line sets them.
-    chosen = own.sweep.dir if own.mode == RunMode.MULTIRUN else own.run.dir
+    named = {"hydra.sweep.dir": own.sweep.dir, "hydra.run.dir": own.run.dir}
+    chosen = named.pop("hydra.sweep.dir" if own.mode == RunMode.MULTIRUN else "hydra.run.dir")
+    for key, value in named.items():
+        if value != scratch:
+            raise ConfigurationError(f"{key}={value}: does not apply here; use folder=PATH")
     if chosen != scratch:
         resolved["folder"] = chosen
     return {str(key): value for key, value in resolved.items()}
@@ -147,6 +154,9 @@ def _run(plan: Plan, sweep: SweepPaths, arguments: list[str]) -> int:
     if plan.repeated:
         print(f"{plan.repeated} of {plan.repeated + len(plan.cells)} cells are the same as another, and left out")
     completed = run_trials(plan, sweep, arguments)
+    if not completed:
+        # All processes are gone and what is left takes a second: a further Ctrl-C would only cost the report.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     # pandas takes a third of a second to import: only once there is something to show.
     from detsweep.analysis import exit_code, load, print_report, write_report
 

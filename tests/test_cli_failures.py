@@ -120,6 +120,16 @@ def test_a_trial_outlives_the_process_that_only_watches_it_and_keeps_its_slot(de
     gone(driver.seen)
 
 
+def test_a_reader_that_leaves_does_not_cost_the_sweep(detsweep_folder: Driver) -> None:
+    driver = detsweep_folder
+    driver.start("-m", "seed=1,2", "world.nproc_per_node=1")
+    assert driver.process.stdout is not None
+    assert driver.process.stdout.readline().startswith("[1/2]")
+    driver.process.stdout.close()
+    assert driver.process.wait(60) == 0
+    assert [result["verdict"] for result in driver.results()] == ["pass", "pass"]
+
+
 def test_fail_fast_starts_no_further_trial(detsweep: Run) -> None:
     ran = detsweep("-m", "seed=1,2,3", "fault=rank_failure", "launch.fail_fast=true")
     assert ran.code == 3

@@ -6,10 +6,12 @@ import argparse
 import sys
 
 from detsweep.analysis import exit_code, load, print_report, write_report
+from detsweep.output import tolerate_broken_output
 
 
 def main() -> int:
     """Leaves with the sweep's own exit code, or with 2 where the folder holds no sweep."""
+    tolerate_broken_output()
     parser = argparse.ArgumentParser(prog="python -m detsweep.analysis", description="The divergence matrix of a sweep")
     parser.add_argument("folder", help="the sweep's folder, e.g. runs/2026-01-31/14-05-59")
     folder = parser.parse_args().folder

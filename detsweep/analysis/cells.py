@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from detsweep.capture import SCHEMA
@@ -57,18 +58,24 @@ def world_size(config: Mapping[str, Any]) -> int:
 def axes_of(cells: list[dict[str, Any]]) -> tuple[str, ...]:
     """The keys of the command line in which cells differ, in the order of the command line."""
     keys = dict.fromkeys(key for cell in cells for key in cell["overrides"])
-    return tuple(key for key in keys if _varies(key, [cell["config"] for cell in cells]))
+    axes = tuple(key for key in keys if _varies(key, cells))
+    told_apart = {tuple(str(value_of(cell["config"], key, cell["overrides"])) for key in axes) for cell in cells}
+    # Cells may differ by what no key of the command line says: a preset that was edited, a variable that was kept.
+    return axes if len(told_apart) == len(cells) else (*axes, "cell")
 
 
-def _varies(key: str, configs: list[dict[str, Any]]) -> bool:
+def _varies(key: str, cells: list[dict[str, Any]]) -> bool:
     if key.startswith("fault."):
         # Where there is no fault, nothing of it has a value.
-        configs = [config for config in configs if config["fault"]["kind"] != "none"]
-    return len({str(value_of(config, key)) for config in configs}) > 1
+        cells = [cell for cell in cells if cell["config"]["fault"]["kind"] != "none"]
+    return len({str(value_of(cell["config"], key, cell["overrides"])) for cell in cells}) > 1
 
 
-def value_of(config: Mapping[str, Any], key: str) -> Any:
-    """A cell's value on an axis: of a group the option's name, of the mitigations all their names."""
+def value_of(config: Mapping[str, Any], key: str, overrides: Mapping[str, str] = MappingProxyType({})) -> Any:
+    """A cell's value on an axis: of a group the option's name, of the mitigations all their names.
+
+    What is no key of the configuration, as `experiment`, has the value that the command line gave it.
+    """
     if key.startswith("fault.") and config["fault"]["kind"] == "none":
         return ""
     if key == "mitigation":
@@ -76,7 +83,7 @@ def value_of(config: Mapping[str, Any], key: str) -> Any:
     try:
         value = lookup(config, key)
     except KeyError:
-        return ""
+        return overrides.get(key, "")
     if isinstance(value, Mapping):
         return value.get("name", value.get("kind", str(value)))
     return ",".join(map(str, value)) if isinstance(value, list) else value

@@ -139,7 +139,7 @@ def _expected_trials(paths: CellPaths, cell: Mapping[str, Any]) -> list[tuple[in
 def _described(cell: Mapping[str, Any], axes: tuple[str, ...]) -> dict[str, Any]:
     config = cell["config"]
     return {
-        **{axis: value_of(config, axis) for axis in axes},
+        **{axis: value_of(config, axis, cell["overrides"]) for axis in axes},
         "cell": cell["id"],
         "slug": cell["slug"],
         "mitigation": value_of(config, "mitigation"),

@@ -71,11 +71,21 @@ def pivot(
         key if isinstance(key, tuple) else (key,): _field(group, value)
         for key, group in trials.groupby(keys, sort=False, dropna=False, observed=True)
     }
-    table = pd.Series(fields.values(), index=pd.MultiIndex.from_tuples(fields.keys(), names=keys), name=value)
-    if len(along) == 1:
-        table.index = table.index if across else table.index.get_level_values(0)
-    wide: pd.DataFrame = table.unstack(across, sort=False) if across and along else table.to_frame(value)
-    return wide
+    # Not by unstack: without sorting, pandas before 3 puts values into the wrong fields where the grid has holes.
+    places = [(key[: len(along)], key[len(along) :]) for key in fields]
+    down, over = list(dict.fromkeys(row for row, _ in places)), list(dict.fromkeys(column for _, column in places))
+    content = [[fields.get((*row, *column)) for column in over] for row in down]
+    wide: pd.DataFrame = pd.DataFrame(content, index=_axis(down, along), columns=_axis(over, across))
+    return wide if across else wide.set_axis([value], axis=1)
+
+
+def _axis(keys: list[tuple[Any, ...]], names: list[str]) -> pd.Index[Any] | None:
+    if not names:
+        return None
+    index: pd.Index[Any] = pd.MultiIndex.from_tuples(keys, names=names)
+    if len(names) == 1:
+        index = pd.Index([key[0] for key in keys], name=names[0])
+    return index
 
 
 def worst(verdicts: Sequence[str]) -> str:

@@ -98,19 +98,33 @@ class LocalPool:
         return [(item.trial, str(item.job.job_id)) for item in done]
 
     def stop(self, *, kill: bool) -> bool:
-        """Whether every process of every trial has ended; with `kill`, torchrun is killed, and its ranks with it."""
+        """Whether every process of every trial has ended; with `kill`, they are killed."""
         left = [item for item in self._running if not self._is_over(item)]
         for item in left if kill else ():
-            self._kill(item.trial)
+            self._kill(item)
         self._ending = [job for job in self._ending if not job.done()]
         return not left and not self._ending
 
     def _is_over(self, item: _Running) -> bool:
         return item.job.done() and is_free(self._sweep.trial_lock(item.trial.cell.id, item.trial.number))
 
-    def _kill(self, trial: Trial) -> None:
+    def describe_left(self) -> str:
+        """The trials of which processes are left, with the pids that are known."""
+        return "; ".join(
+            f"{item.trial.paths.folder} (pids {', '.join(map(str, self._pids(item)))})"
+            for item in self._running
+            if not self._is_over(item)
+        )
+
+    def _pids(self, item: _Running) -> list[int]:
+        """torchrun, which takes its ranks along, then the two processes of submitit."""
         try:
-            agent = int(read_json(trial.paths.job)["agent_pid"])
+            job = read_json(item.trial.paths.job)
+            known = [int(job["agent_pid"]), int(job["task_pid"])]
         except (FileError, KeyError):
-            return
-        processes.send(agent, signal.SIGKILL, trial=trial.paths.folder)
+            known = []
+        return [*known, int(item.job.job_id)]
+
+    def _kill(self, item: _Running) -> None:
+        for pid in self._pids(item):
+            processes.send(pid, signal.SIGKILL, folders=(item.trial.paths.folder, self._sweep.jobs))

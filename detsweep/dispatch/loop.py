@@ -43,7 +43,9 @@ class Stop:
 def stop_on_signals() -> Iterator[Stop]:
     """Turn INT, TERM and HUP into a request while the sweep runs."""
     stop = Stop()
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    # What is ignored was meant to be: nohup.
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield stop
     finally:
@@ -86,13 +88,14 @@ def run_trials(plan: Plan, sweep: SweepPaths, arguments: Sequence[str]) -> bool:
                 fail_fast = bool(plan.options["launch"]["fail_fast"])
                 with Progress(plan, left=len(queue)) as progress:
                     _drain(queue, sweep=sweep, pool=pool, progress=progress, stop=stop, fail_fast=fail_fast)
+                if not pool.running:
+                    # Still under the lock: another driver's files of the same kind must not be there yet.
+                    _clear_jobs(sweep, pool)
             finally:
                 lock.release()
                 _wait_for_the_last(pool, stop)
         finally:
             lock.release()
-    if not stop.requested:
-        _clear_jobs(sweep)
     return not stop.requested
 
 
@@ -173,18 +176,26 @@ def _lost(trial: Trial, sweep: SweepPaths, job_id: str) -> dict[str, Any]:
 
 
 def _wait_for_the_last(pool: LocalPool, stop: Stop) -> None:
-    """Return when no process of any trial is left; after a second signal they are killed."""
+    """Return when no process of any trial is left; after a second signal, or a minute, they are killed.
+
+    What cannot even be killed (a process that waits for a dead disk) is named, and not waited for.
+    """
     if pool.running:
         print("detsweep: ending the running trials", file=sys.stderr)
     deadline, killing = time.monotonic() + STOP_LIMIT_S, False
     while not pool.stop(kill=killing):
         if not killing and (stop.impatient or time.monotonic() > deadline):
             print("detsweep: killing the running trials", file=sys.stderr)
-            killing = True
+            deadline, killing = time.monotonic() + STOP_LIMIT_S, True
+        elif killing and time.monotonic() > deadline:
+            print(f"detsweep: still there, and not ended by SIGKILL: {pool.describe_left()}", file=sys.stderr)
+            return
         time.sleep(POLL_S)
 
 
-def _clear_jobs(sweep: SweepPaths) -> None:
+def _clear_jobs(sweep: SweepPaths, pool: LocalPool) -> None:
+    while not pool.stop(kill=False):
+        time.sleep(POLL_S)
     for pattern in ("*.pkl", "*.out", "*.sh", "*-trial*.lock"):
         for path in sweep.jobs.glob(pattern):
             path.unlink(missing_ok=True)

@@ -28,6 +28,7 @@ POLL_S = 0.02
 # torchrun gives its ranks 30 seconds of their own before it kills them.
 TERM_GRACE_S = 40.0
 STACKS_S = 0.5
+SIGNALS_MEET_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def run_trial(launch: Launch) -> str | None:
     spec = read_json(trial.spec)
     lock_paths = (sweep.trials_lock, sweep.trial_lock(spec["cell"], spec["trial"]))
     handles = locks.hold(lock_paths)
-    if not locks.driver_lives(sweep.driver_lock, launch.session):
+    if not locks.driver_lives(sweep.driver_lock, launch.session) or _is_orphan():
         return None
     child = environment_of(spec, os.environ, launch.gpus)
     command = [sys.executable, "-m", "detsweep.dispatch.agent", str(trial.exits), *torchrun_arguments(spec, trial)]
@@ -138,13 +139,17 @@ class _Ending:
                 self._terminate()
                 return True
             time.sleep(POLL_S)
+        if self._agent.returncode != 0:
+            # A signal to every process at once reaches torchrun and us in any order.
+            time.sleep(SIGNALS_MEET_S)
+            self.stopped = any(reason.is_set() for reason in self._reasons)
         return False
 
     def _ask_for_stacks(self) -> None:
         for rank in range(self._world_size):
             place = position(self._trial.progress(rank))
             if place is not None:
-                processes.send(place.pid, signal.SIGUSR1, trial=self._trial.folder)
+                processes.send(place.pid, signal.SIGUSR1, folders=(self._trial.folder,))
         time.sleep(STACKS_S)
 
     def _terminate(self) -> None:
@@ -173,15 +178,28 @@ def _start(
         )
 
 
+def _is_orphan() -> bool:
+    """Whether submitit's controller is gone: then the driver takes this trial for lost, and it must not begin.
+
+    The controller's pid is the local job's id.
+    """
+    controller = os.environ.get("SUBMITIT_LOCAL_JOB_ID")
+    return controller is not None and os.getppid() != int(controller)
+
+
 def _stop_on_signals() -> threading.Event:
-    """An event set by INT, TERM or HUP. It takes the place of submitit's own handlers, which ignore TERM."""
+    """An event set by INT, TERM or HUP, unless they are ignored (nohup), and by USR2.
+
+    It takes the place of submitit's own handlers, which ignore TERM and start the task a second time after USR2.
+    """
     stop = threading.Event()
 
     def handle(_: int, __: FrameType | None) -> None:
         stop.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, handle)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, handle)
     # Blocked where this process was started, and ranks would inherit that.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     return stop

@@ -183,7 +183,8 @@ def test_a_key_missing_in_a_cell_of_another_version_loses_no_row(tmp_path: Path)
     del content["config"]["warmup"]
     write_json(paths.cell, content)
     loaded = load(tmp_path)
-    assert list(loaded.trials["warmup"]) == [0, "", 2]
+    # What the configuration does not say, the command line does.
+    assert list(loaded.trials["warmup"]) == [0, "1", 2]
     assert len(loaded.matrix(rows="warmup")) == 3
 
 

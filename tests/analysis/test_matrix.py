@@ -12,6 +12,7 @@ import pytest
 
 from detsweep import Sweep, load
 from detsweep.analysis.matrix import WORST_FIRST, cell_table, describe_first, upper_bound, worst
+from detsweep.paths import read_json, write_json
 from detsweep.results import VERDICTS
 from tests.support import (
     BLOCK_0_POST,
@@ -315,3 +316,30 @@ def test_a_divergence_is_told_in_a_few_words(tmp_path: Path, place: int, words: 
     sweep = write_cells(tmp_path, plan)
     write_trial(trial_of(sweep, plan.cells[0]), plan.cells[0], differs={0: {(0, 2): place}})
     assert describe_first(load(tmp_path).trials.iloc[0]) == words
+
+
+def test_a_grid_with_holes_has_every_value_in_its_own_field(tmp_path: Path) -> None:
+    points = [(1, 0), (2, 0), (2, 1), (3, 2), (1, 2)]
+    plan = plan_of(*([f"seed={seed}", f"warmup={warmup}"] for seed, warmup in points))
+    sweep = write_cells(tmp_path, plan)
+    for cell, (seed, warmup) in zip(plan.cells, points, strict=True):
+        write_trial(trial_of(sweep, cell), cell, milliseconds=float(10 * seed + warmup))
+    wide = load(tmp_path).matrix(rows="seed", columns="warmup", value="step_ms")
+    assert list(wide.index) == [1, 2, 3]
+    assert list(wide.columns) == [0, 1, 2]
+    for seed in wide.index:
+        for warmup in wide.columns:
+            found = wide.loc[seed, warmup]
+            assert pd.isna(found) if (seed, warmup) not in points else found == 10 * seed + warmup
+
+
+def test_cells_that_no_key_tells_apart_are_told_apart_by_their_id(tmp_path: Path) -> None:
+    plan = plan_of(["seed=1"], ["seed=2"])
+    sweep = write_cells(tmp_path, plan)
+    for cell in plan.cells:
+        write_trial(trial_of(sweep, cell), cell)
+        content = read_json(sweep.cell(cell.slug, cell.id).cell)
+        write_json(sweep.cell(cell.slug, cell.id).cell, {**content, "overrides": {}})
+    loaded = load(tmp_path)
+    assert loaded.axes == ("cell",)
+    assert sorted(cell_table(loaded)["cell"]) == sorted(cell.id for cell in plan.cells)

@@ -35,14 +35,14 @@ def _started(*words: str) -> Iterator[subprocess.Popen[bytes]]:
 def test_a_process_of_the_trial_is_signalled(tmp_path: Path) -> None:
     trial = tmp_path / "cells" / "seed-1-0123456789" / "trial0"
     with _started("-m", "detsweep.worker", str(trial)) as child:
-        processes.send(child.pid, signal.SIGTERM, trial=trial)
+        processes.send(child.pid, signal.SIGTERM, folders=(trial,))
         assert child.wait(10) == -signal.SIGTERM
 
 
 def test_a_foreign_process_is_left_alone(tmp_path: Path) -> None:
     child = subprocess.Popen(["sleep", "60"])
     try:
-        processes.send(child.pid, signal.SIGKILL, trial=tmp_path / "trial0")
+        processes.send(child.pid, signal.SIGKILL, folders=(tmp_path / "trial0",))
         with pytest.raises(subprocess.TimeoutExpired):
             child.wait(0.3)
     finally:
@@ -53,7 +53,7 @@ def test_a_foreign_process_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("word", ["trial1", "trial01", "trial", "trial0/spec.json", "other/trial0"])
 def test_a_process_of_another_trial_is_left_alone(tmp_path: Path, word: str) -> None:
     with _started(str(tmp_path / word)) as child:
-        processes.send(child.pid, signal.SIGKILL, trial=tmp_path / "trial0")
+        processes.send(child.pid, signal.SIGKILL, folders=(tmp_path / "trial0",))
         with pytest.raises(subprocess.TimeoutExpired):
             child.wait(0.2)
 
@@ -61,11 +61,11 @@ def test_a_process_of_another_trial_is_left_alone(tmp_path: Path, word: str) -> 
 def test_a_folder_whose_name_is_no_ascii_is_found(tmp_path: Path) -> None:
     trial = tmp_path / "Läufe heute" / "trial0"
     with _started(str(trial)) as child:
-        processes.send(child.pid, signal.SIGTERM, trial=trial)
+        processes.send(child.pid, signal.SIGTERM, folders=(trial,))
         assert child.wait(10) == -signal.SIGTERM
 
 
 def test_a_process_that_is_gone_is_no_error(tmp_path: Path) -> None:
     with _started(str(tmp_path)) as child:
         pid = child.pid
-    processes.send(pid, signal.SIGTERM, trial=tmp_path)
+    processes.send(pid, signal.SIGTERM, folders=(tmp_path,))
