@@ -29,6 +29,7 @@ POLL_S = 0.02
 TERM_GRACE_S = 40.0
 STACKS_S = 0.5
 SIGNALS_MEET_S = 0.1
+RANKS_GONE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,9 @@ def run_trial(launch: Launch) -> str | None:
     started = time.monotonic()
     end = _Ending(agent, trial, spec, stopped, locks.watch_driver(sweep.driver_lock))
     timed_out = end.wait(launch.timeout_min * 60)
+    # A rank can outlive a torchrun that was killed, and hold its GPU: the slot is not free before its lock is.
+    os.close(handles[-1])
+    locks.wait_until_free(lock_paths[-1], RANKS_GONE_S)
     result = None
     if not end.stopped:
         limit = launch.timeout_min if timed_out else None
