@@ -12,27 +12,43 @@ import xxhash
 
 from detsweep.paths import FileError
 
-SCHEMA = 1
+SCHEMA = 2
 
+LEVELS = ("off", "block", "module", "collective", "op")
+"""How much of a step is observed. `module` and `collective` each add to `block`; `op` has all that the others have."""
 SITES = (
     "rng",
     "input",
+    "param",
+    "buffer",
+    "optim",
     "block_pre",
     "block_post",
+    "module",
+    "op",
+    "collective_in",
+    "collective_out",
     "logits",
     "loss",
     "global",
+    "block_grad_out",
+    "block_grad_in",
+    "module_grad_out",
+    "module_grad_in",
     "grad",
-    "param",
-    "buffer",
+    "norm",
 )
+PHASES = ("before", "forward", "backward", "recompute", "optimizer", "after")
+"""Parts of a step; `recompute` is a forward that activation checkpointing runs again during backward."""
 
 
 @dataclass(frozen=True)
 class Record:
     """One fingerprint: where, what, and 64 bits of digest (a loss: its own raw bits).
 
-    `shape` is that of the rank's own shard, `block` is None outside the repeated blocks.
+    `shape` is that of the rank's own shard, `block` is None outside the repeated blocks. `inputs` is the digest of
+    what an operator read, None where a record has none of its own. `name` tells a record from the others of its site
+    and phase; where one comes several times in a run (micro-batches), their order does.
     """
 
     seq: int
@@ -42,6 +58,12 @@ class Record:
     dtype: str
     shape: tuple[int, ...]
     digest: int
+    phase: str = "forward"
+    inputs: int | None = None
+
+    def to_list(self) -> list[Any]:
+        row = [self.site, self.name, self.block, self.dtype, self.shape, self.digest, self.phase]
+        return row if self.inputs is None else [*row, self.inputs]
 
 
 @dataclass(frozen=True)
@@ -59,7 +81,7 @@ class Stream:
 
     def order_bits(self) -> int:
         """64-bit digest of the sequence of sites and names alone: the same payloads in another order differ here."""
-        return xxhash.xxh3_64_intdigest("\n".join(f"{r.site}\t{r.name}" for r in self.records).encode())
+        return xxhash.xxh3_64_intdigest("\n".join(f"{r.site}\t{r.name}\t{r.phase}" for r in self.records).encode())
 
 
 def to_line(stream: Stream, *, world_size: int) -> str:
@@ -82,8 +104,8 @@ def to_line(stream: Stream, *, world_size: int) -> str:
         "block_pre": stream.digests("block_pre"),
         "block_post": stream.digests("block_post"),
         "grads": {r.name: r.digest for r in stream.records if r.site == "grad"},
-        "params": {r.name: r.digest for r in stream.records if r.site == "param"},
-        "records": [[r.site, r.name, r.block, r.dtype, r.shape, r.digest] for r in stream.records],
+        "params": {r.name: r.digest for r in stream.records if r.site == "param" and r.phase == "after"},
+        "records": [record.to_list() for record in stream.records],
     }
     return json.dumps(payload, separators=(",", ":"))
 
@@ -94,11 +116,13 @@ def from_line(text: str) -> Stream:
     if not isinstance(payload, dict) or payload.get("schema") != SCHEMA:
         found = payload.get("schema") if isinstance(payload, dict) else None
         raise ValueError(f"schema {found!r}, this version reads schema {SCHEMA}")
-    records = tuple(
-        Record(seq, site, name, block, dtype, tuple(shape), digest)
-        for seq, (site, name, block, dtype, shape, digest) in enumerate(payload["records"])
-    )
+    records = tuple(_record(seq, row) for seq, row in enumerate(payload["records"]))
     return Stream(payload["rank"], payload["step"], payload["run"], payload["checksum"], records)
+
+
+def _record(seq: int, row: list[Any]) -> Record:
+    site, name, block, dtype, shape, digest, phase, *inputs = row
+    return Record(seq, site, name, block, dtype, tuple(shape), digest, phase, *inputs)
 
 
 def read_streams(path: Path) -> list[Stream]:

@@ -16,13 +16,15 @@ from detsweep.schema import FaultConfig
 from detsweep.validate import lookup, problems
 
 # How a cell is launched, where it is kept and how its result is judged say nothing about what it computes.
-NOT_IDENTITY = ("launch", "folder", "dry_run", "trials", "mitigation_force", "positive_control")
+NOT_IDENTITY = ("launch", "folder", "dry_run", "trials", "mitigation_force", "positive_control", "against", "drill")
 SWEEP_WIDE = (
     "folder",
     "dry_run",
     "trials",
     "mitigation_force",
     "positive_control",
+    "against",
+    "drill",
     "launch.name",
     "launch.max_parallel",
     "launch.timeout_min",

@@ -21,6 +21,9 @@ class ModelConfig:
     vocab_size: int = MISSING
     seq_len: int = MISSING
     batch_size: int = MISSING
+    embedding: str = "module"
+    attention: str = "math"
+    dropout: float = 0.0
 
 
 @dataclass
@@ -39,6 +42,7 @@ class MoeConfig:
 
     name: str = MISSING
     routing: str = MISSING
+    combine: str = "index_put"
     default_top_k: int = MISSING
     experts: int = MISSING
     top_k: int = MISSING
@@ -63,15 +67,25 @@ class MitigationConfig:
 
 @dataclass
 class FaultConfig:
-    """A corruption put in on purpose. rank null: every rank."""
+    """A corruption put in on purpose. rank null: every rank; step null: every step.
+
+    `transient` strikes in the run that is named, `persistent` in every run. `rate` is the chance, drawn from the seed,
+    that it strikes where it may. `collective` counts the collectives of a run. A campaign draws one of `kinds` for
+    each step.
+    """
 
     kind: str = "none"
     rank: int | None = None
-    step: int = 0
+    step: int | None = 0
     run: int = 2
+    site: str = "block_post"
     block: int = 0
     element: int = 0
     bit: int = 0
+    collective: int = 0
+    persistence: str = "transient"
+    rate: float = 1.0
+    kinds: list[str] = field(default_factory=list)
     how: str = "raise"
 
 
@@ -80,6 +94,14 @@ class ObserveConfig:
     """What is fingerprinted inside a step."""
 
     name: str = MISSING
+
+
+@dataclass
+class StressConfig:
+    """What keeps the step company, so that a race that needs it gets it."""
+
+    name: str = MISSING
+    max_ms: float = 0.0
 
 
 @dataclass
@@ -95,11 +117,12 @@ class LaunchConfig:
 
 @dataclass
 class WorldConfig:
-    """Ranks, and CPU threads in each of them."""
+    """Ranks, CPU threads in each of them, and how many ranks share one copy of the model (null: all)."""
 
     nodes: int = 1
     nproc_per_node: int = 2
     threads_per_rank: int = 1
+    shard_ranks: int | None = None
 
 
 @dataclass
@@ -113,6 +136,7 @@ class Config:
     mitigation: dict[str, MitigationConfig] = field(default_factory=dict)
     fault: FaultConfig = field(default_factory=FaultConfig)
     observe: ObserveConfig = field(default_factory=ObserveConfig)
+    stress: StressConfig = field(default_factory=StressConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     world: WorldConfig = field(default_factory=WorldConfig)
     experts: int = MISSING
@@ -122,6 +146,14 @@ class Config:
     runs: int = MISSING
     trials: int = MISSING
     warmup: int = MISSING
+    checkpointing: str = MISSING
+    preserve_rng_state: bool = MISSING
+    compile: bool = MISSING
+    wrap: str = MISSING
+    optimizer: str = MISSING
+    lr: float = MISSING
+    accum: int = MISSING
+    clip: float | None = None
     checksum: str = MISSING
     checksum_mode: str = MISSING
     device: str = MISSING
@@ -129,6 +161,8 @@ class Config:
     keep_env: list[str] = field(default_factory=list)
     mitigation_force: bool = False
     positive_control: bool = False
+    against: str | None = None
+    drill: bool = False
     folder: str = MISSING
     dry_run: bool = False
 
