@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +68,17 @@ class Record:
 
 @dataclass(frozen=True)
 class Stream:
-    """The records of one rank in one run of one step, in the order in which they happened."""
+    """The records of one rank in one run of one step, in the order in which they happened.
+
+    `nonfinite`: how many infinities and NaN the loss and each gradient had, where there were any.
+    """
 
     rank: int
     step: int
     run: str
     checksum: str
     records: tuple[Record, ...]
+    nonfinite: Mapping[str, int] = field(default_factory=dict)
 
     def digests(self, site: str) -> list[int]:
         return [record.digest for record in self.records if record.site == site]
@@ -101,6 +105,7 @@ def to_line(stream: Stream, *, world_size: int) -> str:
         "output_bits": output[0] if output else None,
         "global_bits": next(iter(stream.digests("global")), None),
         "order_bits": stream.order_bits(),
+        "nonfinite": dict(stream.nonfinite),
         "block_pre": stream.digests("block_pre"),
         "block_post": stream.digests("block_post"),
         "grads": {r.name: r.digest for r in stream.records if r.site == "grad"},
@@ -117,7 +122,7 @@ def from_line(text: str) -> Stream:
         found = payload.get("schema") if isinstance(payload, dict) else None
         raise ValueError(f"schema {found!r}, this version reads schema {SCHEMA}")
     records = tuple(_record(seq, row) for seq, row in enumerate(payload["records"]))
-    return Stream(payload["rank"], payload["step"], payload["run"], payload["checksum"], records)
+    return Stream(payload["rank"], payload["step"], payload["run"], payload["checksum"], records, payload["nonfinite"])
 
 
 def _record(seq: int, row: list[Any]) -> Record:

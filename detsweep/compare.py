@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from detsweep.capture import Record, Stream
+
+Key = tuple[str, str, str, int]
+NO_MAJORITY = 1 << 64
+"""A digest that no fingerprint has: what a vote leaves where no value has a majority."""
 
 
 @dataclass(frozen=True)
 class Divergence:
     """The first record at which a stream parts from its reference.
 
-    `kind` is `value` (other bits), `layout` (another shape or dtype) or `sequence` (a record that the other
-    stream does not have at this place).
+    `kind`: `value` (other bits), `inputs` (an operator read other bits and wrote the same), `layout` (another shape
+    or dtype) or `sequence` (a record that the other stream does not have at this place).
+    `cause`: one of causes.CAUSES. `origin`: of an upstream divergence the rank that started it. `closer`: the level
+    of observation that would say more, None where there is nothing more to say.
     """
 
     rank: int
@@ -25,8 +31,11 @@ class Divergence:
     site: str
     block: int | None
     name: str
+    phase: str
     kind: str
-    cause: str | None
+    cause: str | None = None
+    origin: int | None = None
+    closer: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -38,66 +47,143 @@ class Comparison:
 
     compared: int
     first: Divergence | None
-    differs: dict[str, int]
+    differs: Mapping[str, int]
 
 
-def compare(reference: Stream, other: Stream) -> Comparison:
+@dataclass(frozen=True)
+class Difference:
+    """A record of a stream that differs from its partner in the reference, and how."""
+
+    record: Record
+    partner: Record | None
+    kind: str
+
+
+def compare(reference: Stream, other: Stream, *, aligned: bool = True) -> Comparison:
     """Compare two streams in the order of execution; `other` is the one that a divergence is reported of.
 
     Where the sequences of records themselves differ, the first place of that is a divergence of kind `sequence`;
-    the records that both streams have are still compared by site and name.
+    the records that both streams have are still compared by site, name and phase. With `aligned` false the two come
+    from programs that need not do the same things in the same order: only what both have is compared.
 
     Raises ValueError when the two were fingerprinted by different algorithms.
     """
+    pairs = list(partners(reference, other, aligned=aligned))
+    differing = list(differences(reference, other, aligned=aligned))
+    differs = Counter("sequence" if d.kind == "sequence" else d.record.site for d in differing)
+    first = differing[0] if differing else None
+    divergence = None if first is None else described(other, first)
+    return Comparison(len(pairs), divergence, dict(differs))
+
+
+def differences(reference: Stream, other: Stream, *, aligned: bool = True) -> Iterator[Difference]:
+    """Every record of `other` that differs, in its order of execution. See `compare`."""
     if reference.checksum != other.checksum:
         raise ValueError(f"checksum {reference.checksum} cannot be compared with {other.checksum}")
-    expected = dict(_keyed(reference))
-    differing: list[tuple[Record, str]] = []
-    compared = 0
-    for key, record in _keyed(other):
-        partner = expected.get(key)
-        if partner is None:
-            continue
-        compared += 1
+    parted = _first_out_of_sequence(reference, other) if aligned else None
+    pending = parted
+    for record, partner in partners(reference, other, aligned=aligned):
+        # At one and the same place the broken sequence comes first: what follows may have the wrong partner.
+        if pending is not None and pending.seq <= record.seq:
+            yield Difference(pending, None, "sequence")
+            pending = None
         if (partner.shape, partner.dtype) != (record.shape, record.dtype):
-            differing.append((record, "layout"))
+            yield Difference(record, partner, "layout")
         elif partner.digest != record.digest:
-            differing.append((record, "value"))
-    parted = _first_out_of_sequence(reference, other)
-    if parted is not None:
-        differing.append((parted, "sequence"))
-    differs = Counter("sequence" if kind == "sequence" else record.site for record, kind in differing)
-    # At one and the same place the broken sequence comes first: what follows may be compared with the wrong partner.
-    first = min(differing, key=lambda item: (item[0].seq, item[1] != "sequence"), default=None)
-    divergence = None if first is None else _divergence(other, *first)
-    return Comparison(compared, divergence, dict(differs))
+            yield Difference(record, partner, "value")
+        elif partner.inputs != record.inputs:
+            yield Difference(record, partner, "inputs")
+    if pending is not None:
+        yield Difference(pending, None, "sequence")
 
 
-def _keyed(stream: Stream) -> Iterator[tuple[tuple[str, str, int], Record]]:
-    """Each record under its site, its name and how many of these came before it in the stream."""
-    seen: Counter[tuple[str, str]] = Counter()
+def partners(reference: Stream, other: Stream, *, aligned: bool = True) -> Iterator[tuple[Record, Record]]:
+    """Each record of `other` with its partner in the reference, where it has one.
+
+    Where programs differ, what one recomputes has its partner in what the other computed once.
+    """
+    expected = dict(keyed(reference))
+    for key, record in keyed(other):
+        partner = expected.get(key)
+        if partner is None and not aligned and record.phase == "recompute":
+            partner = expected.get((key[0], key[1], "forward", key[3]))
+        if partner is not None:
+            yield record, partner
+
+
+def recomputed(stream: Stream) -> Iterator[Difference]:
+    """What activation checkpointing recomputed to other bits than the forward of the same stream had."""
+    forward = {key: record for key, record in keyed(stream) if record.phase == "forward"}
+    for key, record in keyed(stream):
+        partner = forward.get((key[0], key[1], "forward", key[3]))
+        if record.phase == "recompute" and partner is not None and partner.digest != record.digest:
+            yield Difference(record, partner, "value")
+
+
+def vote(streams: Mapping[int, Stream], comparable: Callable[[Record], bool]) -> dict[int, tuple[Stream, Stream]]:
+    """What most ranks saw, and what each saw, restricted to the records that can be compared between ranks.
+
+    Where no value has a majority (two ranks, or three that all differ) the reference has NO_MAJORITY, and every
+    rank differs from it. Renumbers the records, so that places can be compared between ranks.
+    """
+    own = {rank: _restricted(stream, comparable) for rank, stream in streams.items()}
+    orders = Counter(stream.order_bits() for stream in own.values())
+    order = orders.most_common(1)[0][0]
+    base = next(stream for stream in own.values() if stream.order_bits() == order)
+    ballots: dict[Key, Counter[tuple[Any, ...]]] = {key: Counter() for key, _ in keyed(base)}
+    for stream in own.values():
+        for key, record in keyed(stream):
+            if key in ballots:
+                ballots[key][_content(record)] += 1
+    elected = []
+    for key, record in keyed(base):
+        content, votes = ballots[key].most_common(1)[0]
+        shape, dtype, digest, inputs = content
+        if 2 * votes <= len(own):
+            digest = NO_MAJORITY
+        elected.append(replace(record, shape=shape, dtype=dtype, digest=digest, inputs=inputs))
+    return {rank: (replace(stream, records=tuple(elected), run="vote"), stream) for rank, stream in own.items()}
+
+
+def keyed(stream: Stream) -> Iterator[tuple[Key, Record]]:
+    """Each record under its site, name, phase and how many of these came before it in the stream."""
+    seen: Counter[tuple[str, str, str]] = Counter()
     for record in stream.records:
-        key = (record.site, record.name)
+        key = (record.site, record.name, record.phase)
         yield (*key, seen[key]), record
         seen[key] += 1
+
+
+def described(stream: Stream, difference: Difference) -> Divergence:
+    """A difference as the divergence of a stream, without its cause."""
+    record = difference.record
+    return Divergence(
+        stream.rank,
+        stream.step,
+        stream.run,
+        record.seq,
+        record.site,
+        record.block,
+        record.name,
+        record.phase,
+        difference.kind,
+    )
+
+
+def _content(record: Record) -> tuple[Any, ...]:
+    return record.shape, record.dtype, record.digest, record.inputs
+
+
+def _restricted(stream: Stream, comparable: Callable[[Record], bool]) -> Stream:
+    kept = (record for record in stream.records if comparable(record))
+    return replace(stream, records=tuple(replace(record, seq=seq) for seq, record in enumerate(kept)))
 
 
 def _first_out_of_sequence(reference: Stream, other: Stream) -> Record | None:
     ours, theirs = reference.records, other.records
     for mine, its in zip(ours, theirs, strict=False):
-        if (mine.site, mine.name) != (its.site, its.name):
+        if (mine.site, mine.name, mine.phase) != (its.site, its.name, its.phase):
             return its
     if len(ours) == len(theirs):
         return None
     return (ours if len(ours) > len(theirs) else theirs)[min(len(ours), len(theirs))]
-
-
-def _divergence(stream: Stream, record: Record, kind: str) -> Divergence:
-    # At block level only these two name their own cause; whether a block's output differs by compute or by what a
-    # collective brought takes records of both.
-    cause = record.site if kind == "value" and record.site in ("input", "rng") else None
-    if kind == "sequence":
-        cause = "sequence"
-    return Divergence(
-        stream.rank, stream.step, stream.run, record.seq, record.site, record.block, record.name, kind, cause
-    )

@@ -7,7 +7,7 @@ from typing import Any
 
 from detsweep import mitigations
 from detsweep.environment import FOREIGN
-from detsweep.injections import KINDS, cannot_strike, can_strike, site_of
+from detsweep.injections import KINDS, can_strike, cannot_strike, site_of
 
 # detsweep sets these itself: a trial gets its own share of the GPUs that the shell shows.
 RESERVED = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")

@@ -6,6 +6,8 @@ Shape and dtype are not part of it: they belong to the record. Peak extra memory
 
 from __future__ import annotations
 
+import ctypes
+import struct
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -23,6 +25,7 @@ xxh3 is unsigned, as its specification has it; sums are signed, as the recipe's 
 # bytes. With the copy of a piece that is not contiguous both stay below 64 MiB.
 PIECE = 4 << 20
 _MASK = (1 << 64) - 1
+_NOTHING = ctypes.c_char()
 INTEGER_OF_WIDTH = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -45,10 +48,10 @@ def xxh3(tensor: Tensor) -> int:
     if own.device.type != "cpu":
         raise TypeError(f"xxh3 reads host memory, the tensor is on {own.device}")
     if own.is_contiguous():
-        return xxhash.xxh3_64_intdigest(_bytes(own).numpy().data)
+        return xxhash.xxh3_64_intdigest(_memory(own))
     digest = xxhash.xxh3_64()
     for piece in _pieces(own):
-        digest.update(_bytes(piece).numpy().data)
+        digest.update(_memory(piece))
     return digest.intdigest()
 
 
@@ -111,9 +114,26 @@ def collect(digests: Sequence[Digest]) -> list[int]:
     return [next(values) if isinstance(digest, Tensor) else digest for digest in digests]
 
 
+def combine(digests: Sequence[Digest]) -> Digest:
+    """One digest of several, in their order; of one it is itself. Those on a device are combined there."""
+    if len(digests) == 1:
+        return digests[0]
+    if any(isinstance(digest, Tensor) for digest in digests):
+        device = next(digest.device for digest in digests if isinstance(digest, Tensor))
+        return mixed(torch.stack([as_int64(digest, device) for digest in digests]))
+    return xxhash.xxh3_64_intdigest(struct.pack(f"<{len(digests)}Q", *(int(d) & _MASK for d in digests)))
+
+
 def as_int64(digest: Digest, device: torch.device) -> Tensor:
     """A digest as a 0-d int64 tensor on a device, modulo 2^64."""
     return digest.to(device) if isinstance(digest, Tensor) else torch.tensor(_signed(digest), device=device)
+
+
+def _memory(contiguous: Tensor) -> ctypes.Array[ctypes.c_char]:
+    """A CPU tensor's bytes in place, to be read while the tensor lives."""
+    # Not by numpy(): that forbids for good to resize the storage, which is how FSDP2 frees what it gathered.
+    size = contiguous.numel() * contiguous.element_size()
+    return (ctypes.c_char * size).from_address(contiguous.data_ptr() if size else ctypes.addressof(_NOTHING))
 
 
 def _bytes(contiguous: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-ACTIVATIONS = ("block_post", "block_grad_in", "logits", "grad")
+ACTIVATIONS = ("block_post", "block_grad_in", "logits", "grad", "op")
 KINDS: Mapping[str, tuple[str, ...]] = {
     "input_flip": ("input",),
     "bit_flip": ACTIVATIONS,
@@ -37,7 +37,7 @@ EVERY_RANK = ("reordered_collectives",)
 class Injection:
     """One fault, fully said: `rank` None is every rank, `step` None every step, `run` None every run.
 
-    `element` and `collective` are taken modulo what there is where the fault strikes.
+    `element` and `number` are taken modulo what there is where the fault strikes.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class Injection:
     block: int
     element: int
     bit: int
-    collective: int
+    number: int
 
     def strikes(self, rank: int, step: int, run: int) -> bool:
         return self.rank in (None, rank) and self.step in (None, step) and self.run in (None, run)
@@ -80,7 +80,7 @@ def _single(config: Mapping[str, Any], chance: random.Random) -> Iterator[Inject
             rank = None if kind in EVERY_RANK else fault["rank"]
             site = site_of(kind, fault["site"])
             yield Injection(
-                kind, rank, step, run, site, fault["block"], fault["element"], fault["bit"], fault["collective"]
+                kind, rank, step, run, site, fault["block"], fault["element"], fault["bit"], fault["number"]
             )
 
 
@@ -101,7 +101,7 @@ def _campaign(config: Mapping[str, Any], chance: random.Random) -> Iterator[Inje
             None if kind in EVERY_RANK else rank,
             step,
             run,
-            chance.choice(KINDS[kind]),
+            chance.choice([site for site in KINDS[kind] if site != "op" or config["observe"]["name"] == "op"]),
             chance.randrange(config["model"]["num_layers"]),
             chance.randrange(1 << 30),
             chance.randrange(bits),
@@ -132,6 +132,8 @@ def cannot_strike(kind: str, config: Mapping[str, Any]) -> str | None:
             return "needs fault.persistence=transient: ranks that all do the same differ from nothing"
         if config["wrap"] == "root" or config["world"]["shard_ranks"] == 1:
             return "needs all-gathers of several blocks: wrap=block, and world.shard_ranks other than 1"
+    if fault["site"] == "op" and "op" in KINDS[kind] and level != "op":
+        return "fault.site=op needs observe=op"
     if kind == "stale_tensor" and config["steps"] < 2:
         return "needs steps of at least 2: the tensor is stale from the step before"
     return None

@@ -64,6 +64,11 @@ class TrialPaths:
     def records(self, rank: int) -> Path:
         return self.folder / f"rank{rank:03d}.jsonl"
 
+    @property
+    def checkpoint(self) -> Path:
+        """What mode `resume` saves in its middle, and removes when all was equal."""
+        return self.folder / "checkpoint"
+
     def rank_result(self, rank: int) -> Path:
         return self.folder / f"rank{rank:03d}.result.json"
 

@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from detsweep import modes
 from detsweep.capture import SCHEMA, read_streams
 from detsweep.failures import explain_failure, explain_timeout
+from detsweep.judgement import Judged, Streams, judge
 from detsweep.paths import FileError, TrialPaths, read_json
 
 VERDICTS = ("pass", "diverged", "invalid", "error", "timeout", "unsupported")
@@ -16,8 +18,8 @@ SETTLED = ("pass", "diverged", "unsupported")
 FIELDS: dict[Any, tuple[str, ...]] = {
     int: ("trial", "replays", "diverged_replays"),
     (int, float): ("seconds", "step_ms", "plain_step_ms"),
-    list: ("ranks", "diverged_ranks", "error_ranks", "log_tail"),
-    dict: ("first", "files", "differs"),
+    list: ("ranks", "diverged_ranks", "error_ranks", "log_tail", "notes"),
+    dict: ("first", "files", "differs", "loss"),
     str: ("error", "log"),
 }
 
@@ -39,13 +41,14 @@ def merge(
         failure = explain_failure(trial, world_size, returncode)
         return {**base, "verdict": "error", **failure.to_json(trial.folder)}
     try:
-        replays = spec["config"]["steps"] * (spec["config"]["runs"] - 1)
-        ranks = [_rank_result(trial, rank, replays) for rank in range(world_size)]
-        files = {trial.records(rank).name: _checked_size(trial, rank, spec) for rank in range(world_size)}
+        ranks = [_rank_result(trial, rank, modes.replays(spec["config"])) for rank in range(world_size)]
+        streams = {rank: _checked_streams(trial, rank, spec) for rank in range(world_size)}
+        files = {trial.records(rank).name: trial.records(rank).stat().st_size for rank in range(world_size)}
         files |= {trial.rank_result(rank).name: trial.rank_result(rank).stat().st_size for rank in range(world_size)}
     except FileError as error:
         return {**base, "verdict": "error", "error": str(error), "error_ranks": [], "log": "", "log_tail": []}
-    return {**base, **_verdict(ranks), "files": files, "ranks": ranks}
+    judged = judge(spec["config"], ranks, streams)
+    return {**base, **_verdict(judged), "files": files}
 
 
 def unsupported(spec: Mapping[str, Any], reason: str) -> dict[str, Any]:
@@ -117,18 +120,18 @@ def _rank_result(trial: TrialPaths, rank: int, replays: int) -> dict[str, Any]:
     return result
 
 
-def _checked_size(trial: TrialPaths, rank: int, spec: Mapping[str, Any]) -> int:
-    """The size in bytes of a rank's records, once every line that must be there has been read."""
+def _checked_streams(trial: TrialPaths, rank: int, spec: Mapping[str, Any]) -> Streams:
+    """A rank's records by step and run, once every line that must be there has been read."""
     path = trial.records(rank)
     streams = read_streams(path)
-    config = spec["config"]
-    expected = [(step, f"r{run}") for step in range(config["steps"]) for run in range(1, config["runs"] + 1)]
+    expected = modes.expected_runs(spec["config"])
     if [(stream.step, stream.run) for stream in streams] != expected or any(s.rank != rank for s in streams):
         raise FileError(f"{path} holds {len(streams)} runs that are not the {len(expected)} of rank {rank}")
-    return path.stat().st_size
+    return {(stream.step, stream.run): stream for stream in streams}
 
 
-def _verdict(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+def _verdict(judged: Judged) -> dict[str, Any]:
+    ranks = judged.ranks
     lost = [f"rank {rank['rank']}: {line}" for rank in ranks for line in rank["lost"]]
     diverged = [rank["rank"] for rank in ranks if rank["divergences"]]
     differs: Counter[str] = Counter()
@@ -141,8 +144,11 @@ def _verdict(ranks: list[dict[str, Any]]) -> dict[str, Any]:
         "diverged_ranks": diverged,
         "first": min(firsts, key=_when, default=None),
         "differs": dict(differs),
-        "replays": max(rank["replays"] for rank in ranks),
+        "replays": judged.compared,
         "diverged_replays": len({(d["step"], d["run"]) for rank in ranks for d in rank["divergences"]}),
+        "loss": judged.loss,
+        "notes": judged.notes,
+        "ranks": ranks,
         "step_ms": max(rank["step_ms"] for rank in ranks),
         "plain_step_ms": max(rank["plain_step_ms"] for rank in ranks),
     }

@@ -70,8 +70,8 @@ class FaultConfig:
     """A corruption put in on purpose. rank null: every rank; step null: every step.
 
     `transient` strikes in the run that is named, `persistent` in every run. `rate` is the chance, drawn from the seed,
-    that it strikes where it may. `collective` counts the collectives of a run. A campaign draws one of `kinds` for
-    each step.
+    that it strikes where it may. `number` counts the collectives of a run, or the operators of a block's forward. A
+    campaign draws one of `kinds` for each step.
     """
 
     kind: str = "none"
@@ -82,7 +82,7 @@ class FaultConfig:
     block: int = 0
     element: int = 0
     bit: int = 0
-    collective: int = 0
+    number: int = 0
     persistence: str = "transient"
     rate: float = 1.0
     kinds: list[str] = field(default_factory=list)

@@ -57,7 +57,7 @@ RANGES = {
     "accum": (1, 1_000_000),
     "model.dropout": (0.0, 0.99),
     "stress.max_ms": (0.0, 60_000.0),
-    "fault.collective": (0, 2**62),
+    "fault.number": (0, 2**62),
     "fault.rate": (0.0, 1.0),
     "world.nodes": (1, 100_000),
     "world.nproc_per_node": (1, 1_024),

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from detsweep import locks, results
+from detsweep import locks, modes, results
 from detsweep.dispatch import processes
 from detsweep.environment import ChildEnvironment, child_environment
 from detsweep.failures import position
@@ -43,8 +43,8 @@ class Launch:
     gpus: tuple[str, ...]
 
 
-def torchrun_arguments(spec: Mapping[str, Any], trial: TrialPaths) -> list[str]:
-    """torchrun's arguments for a trial on one node. A restart would hide a failure, so there is none."""
+def torchrun_arguments(spec: Mapping[str, Any], trial: TrialPaths, launch: int = 0) -> list[str]:
+    """torchrun's arguments for a launch of a trial on one node. A restart would hide a failure, so there is none."""
     world = spec["config"]["world"]
     return [
         "--standalone",
@@ -55,6 +55,7 @@ def torchrun_arguments(spec: Mapping[str, Any], trial: TrialPaths) -> list[str]:
         "-m",
         "detsweep.worker",
         str(trial.folder),
+        str(launch),
     ]
 
 
@@ -74,12 +75,12 @@ def run_trial(launch: Launch) -> str | None:
     if not locks.driver_lives(sweep.driver_lock, launch.session) or _is_orphan():
         return None
     child = environment_of(spec, os.environ, launch.gpus)
-    command = [sys.executable, "-m", "detsweep.dispatch.agent", str(trial.exits), *torchrun_arguments(spec, trial)]
+    commands = [_command(spec, trial, number) for number in range(modes.launches(spec["config"]))]
     job: dict[str, Any] = {
         "job_id": os.environ.get("SUBMITIT_LOCAL_JOB_ID"),
         "host": os.uname().nodename,
         "task_pid": os.getpid(),
-        "command": command,
+        "command": commands[0],
         "environment_set": child.changed,
         "environment_removed": child.removed,
         "gpus": list(launch.gpus),
@@ -91,11 +92,15 @@ def run_trial(launch: Launch) -> str | None:
         PARENT_VARIABLE: str(os.getpid()),
         locks.LOCKS_VARIABLE: os.pathsep.join(map(str, lock_paths)),
     }
-    agent = _start(command, variables, trial.launcher_log, handles)
-    write_json(trial.job, {**job, "state": "running", "agent_pid": agent.pid})
     started = time.monotonic()
-    end = _Ending(agent, trial, spec, stopped, locks.watch_driver(sweep.driver_lock))
-    timed_out = end.wait(launch.timeout_min * 60)
+    reasons = (stopped, locks.watch_driver(sweep.driver_lock))
+    for command in commands:
+        agent = _start(command, variables, trial.launcher_log, handles)
+        write_json(trial.job, {**job, "command": command, "state": "running", "agent_pid": agent.pid})
+        end = _Ending(agent, trial, spec, reasons)
+        timed_out = end.wait(started + launch.timeout_min * 60)
+        if timed_out or end.stopped or agent.returncode != 0:
+            break
     # A rank can outlive a torchrun that was killed, and hold its GPU: the slot is not free before its lock is.
     os.close(handles[-1])
     locks.wait_until_free(lock_paths[-1], RANKS_GONE_S)
@@ -122,18 +127,16 @@ class _Ending:
         agent: subprocess.Popen[bytes],
         trial: TrialPaths,
         spec: Mapping[str, Any],
-        signalled: threading.Event,
-        driver_gone: threading.Event,
+        reasons: Sequence[threading.Event],
     ) -> None:
         self._agent = agent
         self._trial = trial
         self._world_size = int(spec["world_size"])
-        self._reasons = (signalled, driver_gone)
+        self._reasons = reasons
         self.stopped = False
 
-    def wait(self, limit_s: float) -> bool:
-        """Return when no process of the trial is left; True when the time limit ended it."""
-        deadline = time.monotonic() + limit_s
+    def wait(self, deadline: float) -> bool:
+        """Return when torchrun has ended; True when the time limit, at `deadline` (monotonic, seconds), ended it."""
         while self._agent.poll() is None:
             if any(reason.is_set() for reason in self._reasons):
                 self.stopped = True
@@ -164,6 +167,11 @@ class _Ending:
         except subprocess.TimeoutExpired:
             self._agent.kill()
             self._agent.wait()
+
+
+def _command(spec: Mapping[str, Any], trial: TrialPaths, launch: int) -> list[str]:
+    arguments = torchrun_arguments(spec, trial, launch)
+    return [sys.executable, "-m", "detsweep.dispatch.agent", str(trial.exits), *arguments]
 
 
 def _start(

@@ -1,4 +1,4 @@
-"""`python -m detsweep.worker <trial folder>`: what torchrun starts for each rank.
+"""`python -m detsweep.worker <trial folder> <launch>`: what torchrun starts for each rank.
 
 Before torch is imported the rank's output goes to its own log, its death is tied to torchrun's, and its stack can be
 asked for; whatever ends it, short of SIGKILL, is written down. It shares the trial's locks, so that nobody takes the
@@ -40,7 +40,7 @@ def main() -> None:
         progress.phase("importing torch")
         from detsweep.worker.rank import run_rank
 
-        result = run_rank(spec, paths, rank, progress)
+        result = run_rank(spec, paths, rank, progress, launch=int(sys.argv[2]))
     except BaseException as error:
         result = _failure(rank, error)
         traceback.print_exc()

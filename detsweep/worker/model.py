@@ -7,71 +7,97 @@ sizes decide how much of either.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from detsweep.worker.attention import Attention
 from detsweep.worker.moe import FeedForward, MixtureOfExperts
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 INIT_STD = 0.02
 
 
-class Attention(nn.Module):
-    """Causal multi-head attention written out, softmax in fp32: (batch, seq, hidden) -> the same."""
+class IndexedEmbedding(nn.Embedding):
+    """An embedding looked up by indexing, whose backward is index_put with accumulation: ids (...) -> (..., hidden)."""
 
-    def __init__(self, hidden_size: int, num_heads: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.qkv = nn.Linear(hidden_size, 3 * hidden_size, bias=False)
-        self.out = nn.Linear(hidden_size, hidden_size, bias=False)
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.weight[ids]
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        batch, seq, width = hidden.shape
-        query, key, value = self.qkv(hidden).view(batch, seq, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        scores = query @ key.transpose(-2, -1) * (width // self.num_heads) ** -0.5
-        future = torch.ones(seq, seq, dtype=torch.bool, device=hidden.device).triu(1)
-        attention = F.softmax(scores.masked_fill(future, float("-inf")), dim=-1, dtype=torch.float32)
-        mixed = attention.to(hidden.dtype) @ value
-        return self.out(mixed.transpose(1, 2).reshape(batch, seq, width))  # type: ignore[no-any-return]
+
+EMBEDDINGS = {"module": nn.Embedding, "index": IndexedEmbedding}
 
 
 class Block(nn.Module):
-    """Pre-norm attention and feed-forward (dense, or a mixture of experts), each with a residual."""
+    """Pre-norm attention and feed-forward (dense, or a mixture of experts), each with a residual.
 
-    def __init__(self, model: Mapping[str, Any], moe: Mapping[str, Any]) -> None:
+    (batch, seq, hidden) -> the same. With `checkpointing` it keeps its input only, and backward computes what is
+    inside once more: hooks on the block run once, those on its submodules twice.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
-        hidden, ffn = model["hidden_size"], model["ffn_size"]
+        model = config["model"]
+        hidden, dropout = model["hidden_size"], model["dropout"]
+        self._recomputed = config["checkpointing"] == "block"
+        self._preserve_rng_state = config["preserve_rng_state"]
         self.attention_norm = nn.LayerNorm(hidden)
-        self.attention = Attention(hidden, model["num_heads"])
+        self.attention = Attention(hidden, model["num_heads"], seq_len=model["seq_len"], variant=model["attention"])
+        self.attention_dropout = nn.Dropout(dropout) if dropout > 0 else None
         self.ffn_norm = nn.LayerNorm(hidden)
-        self.ffn: nn.Module = (
-            FeedForward(hidden, ffn)
-            if moe["experts"] == 1
-            else MixtureOfExperts(hidden, ffn, experts=moe["experts"], top_k=moe["top_k"], routing=moe["routing"])
-        )
+        self.ffn = _feed_forward(model, config["moe"])
+        self.ffn_dropout = nn.Dropout(dropout) if dropout > 0 else None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        hidden = hidden + self.attention(self.attention_norm(hidden))
-        return hidden + self.ffn(self.ffn_norm(hidden))  # type: ignore[no-any-return]
+        if not self._recomputed:
+            return self._inside(hidden)
+        # To the very end, although backward may have all that it needs before: a hook of a submodule that runs on the
+        # way in must be followed by the one on the way out.
+        with set_checkpoint_early_stop(False):
+            return checkpoint(  # type: ignore[no-any-return]
+                self._inside, hidden, use_reentrant=False, preserve_rng_state=self._preserve_rng_state
+            )
+
+    def _inside(self, hidden: Tensor) -> Tensor:
+        hidden = hidden + _dropped(self.attention(self.attention_norm(hidden)), self.attention_dropout)
+        return hidden + _dropped(self.ffn(self.ffn_norm(hidden)), self.ffn_dropout)
+
+
+def _feed_forward(model: Mapping[str, Any], moe: Mapping[str, Any]) -> nn.Module:
+    hidden, ffn = model["hidden_size"], model["ffn_size"]
+    if moe["experts"] == 1:
+        return FeedForward(hidden, ffn)
+    return MixtureOfExperts(
+        hidden, ffn, experts=moe["experts"], top_k=moe["top_k"], routing=moe["routing"], combine=moe["combine"]
+    )
+
+
+def _dropped(branch: Tensor, dropout: nn.Dropout | None) -> Tensor:
+    return branch if dropout is None else dropout(branch)
 
 
 class RepeatedBlockModel(nn.Module):
     """Token ids (batch, seq) -> logits (batch, seq, vocab)."""
 
-    def __init__(self, model: Mapping[str, Any], moe: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(model["vocab_size"], model["hidden_size"])
-        self.blocks = nn.ModuleList(Block(model, moe) for _ in range(model["num_layers"]))
+        model = config["model"]
+        self.embedding = EMBEDDINGS[model["embedding"]](model["vocab_size"], model["hidden_size"])
+        self.blocks = nn.ModuleList(Block(config) for _ in range(model["num_layers"]))
         self.norm = nn.LayerNorm(model["hidden_size"])
 
     def forward(self, ids: Tensor) -> Tensor:
         hidden = self.embedding(ids)
         for block in self.blocks:
             hidden = block(hidden)
+        return self._head(hidden)
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        """Logits by the embedding's own weight: the head is tied to it."""
         return F.linear(self.norm(hidden), self.embedding.weight)
 
 
@@ -86,7 +112,7 @@ def build(config: Mapping[str, Any], device: torch.device) -> RepeatedBlockModel
     torch.set_default_dtype(DTYPES[config["dtype"]["param"]])
     try:
         with torch.device(device):
-            model = RepeatedBlockModel(config["model"], config["moe"])
+            model = RepeatedBlockModel(config)
     finally:
         torch.set_default_dtype(default)
     with torch.no_grad():
@@ -101,13 +127,37 @@ def build(config: Mapping[str, Any], device: torch.device) -> RepeatedBlockModel
     return model
 
 
-def batch(config: Mapping[str, Any], rank: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """A rank's own token ids and labels, both (batch, seq).
+def compile_forwards(model: RepeatedBlockModel, config: Mapping[str, Any]) -> None:
+    """With `compile`, compile the embedding, what is inside each block, and the head, each on its own and in place.
+
+    To be called after sharding. FSDP2's hooks, other hooks of blocks and the recomputation of activations stay outside
+    of what is compiled.
+    """
+    if not config["compile"]:
+        return
+    # Experts get other numbers of tokens in each step. Without `dynamic` torch would compile for the first number it
+    # meets and for any number after that, so that a run and its repetition could go through different code.
+    dynamic = config["moe"]["experts"] > 1
+    # The functions and not the modules: compiling a module would take the hooks on it along.
+    embedding, blocks = model.embedding, cast(Iterable[Block], model.blocks)
+    embedding.forward = torch.compile(embedding.forward, dynamic=dynamic)  # type: ignore[method-assign]
+    for block in blocks:
+        block._inside = torch.compile(block._inside, dynamic=dynamic)  # type: ignore[method-assign]
+    model._head = torch.compile(model._head, dynamic=dynamic)  # type: ignore[method-assign]
+
+
+def batch(
+    config: Mapping[str, Any], rank: int, device: torch.device, *, step: int = 0, micro: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Token ids and labels of a rank, step and micro-batch of that step, both (batch, seq); others have others.
 
     Labels are the ids shifted by one. With labels equal to the ids the tied head would make the loss collapse to 0.
     """
-    model = config["model"]
-    generator = torch.Generator().manual_seed(config["seed"] + rank)
+    model, seed = config["model"], config["seed"]
+    first = step == 0 and micro == 0
+    generator = torch.Generator().manual_seed(
+        seed + rank if first else _derived_seed(seed, f"batch.{rank}.{step}.{micro}")
+    )
     ids = torch.randint(model["vocab_size"], (model["batch_size"], model["seq_len"]), generator=generator)
     return ids.to(device), ids.roll(-1, dims=1).to(device)
 

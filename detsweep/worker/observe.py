@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 from detsweep.capture import Record, Stream
-from detsweep.fingerprints import Digest, collect, local
+from detsweep.fingerprints import Digest, collect, combine, local, xxh3
 from detsweep.worker.model import RepeatedBlockModel
+from detsweep.worker.operators import OperatorMode
 from detsweep.worker.progress import Progress
+from detsweep.worker.tracing import ModuleHooks
 
 
 class Observer:
@@ -35,54 +37,88 @@ class Observer:
         self._checksum = checksum
         self._fingerprint = fingerprint
         self._progress = progress
-        self._pending: list[tuple[str, str, int | None, str, tuple[int, ...], Digest]] = []
+        self._pending: list[tuple[str, str, int | None, str, tuple[int, ...], Digest, str, Digest | None]] = []
+        self._nonfinite: list[tuple[str, Tensor]] = []
+        self._unseen = 0
+        self.phase = "before"
+        self.groups: dict[str, tuple[int, ...]] = {}
+
+    @property
+    def looking(self) -> bool:
+        """Whether what happens now is the step's own: not a fault being put in, nor the observer itself."""
+        return self._unseen == 0
+
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """Operators inside this context are not the step's own, and are not recorded."""
+        self._unseen += 1
+        try:
+            yield
+        finally:
+            self._unseen -= 1
+
+    def digest(self, tensors: Sequence[Tensor]) -> Digest:
+        """One digest of the bits of all tensors, of DTensors the rank's own shards."""
+        with self.unseen():
+            return combine([self._fingerprint(tensor) for tensor in tensors])
 
     def record(
-        self, site: str, name: str, tensor: Tensor, *, block: int | None = None, digest: Digest | None = None
+        self,
+        site: str,
+        name: str,
+        tensor: Tensor,
+        *,
+        block: int | None = None,
+        digest: Digest | None = None,
+        phase: str | None = None,
+        inputs: Digest | None = None,
     ) -> Digest:
         """Fingerprint a tensor (of a DTensor the rank's own shard) as the next record of the run; return its digest.
 
         `digest` takes the place of the fingerprint where the record has bits of its own: a loss has its raw ones.
+        `phase` is the current one unless it is given.
         """
-        own = local(tensor)
-        taken = self._fingerprint(own) if digest is None else digest
-        self._pending.append((site, name, block, str(own.dtype).removeprefix("torch."), tuple(own.shape), taken))
+        with self.unseen():
+            own = local(tensor)
+            taken = self._fingerprint(own) if digest is None else digest
+        dtype = str(own.dtype).removeprefix("torch.")
+        self._pending.append((site, name, block, dtype, tuple(own.shape), taken, phase or self.phase, inputs))
         return taken
+
+    def record_random(self, name: str, state: Tensor, *, block: int | None = None, phase: str | None = None) -> None:
+        """A random state, which lies in host memory whatever the device."""
+        self.record("rng", name, state, block=block, digest=xxh3(state), phase=phase)
+
+    def count_nonfinite(self, name: str, tensor: Tensor) -> None:
+        """Count what is infinite or not a number; collected with the digests."""
+        with self.unseen():
+            own = local(tensor)
+            # The sum of finite numbers is finite, or too large: only then is it worth a count.
+            self._nonfinite.append((name, (~torch.isfinite(own)).sum()))
 
     @contextmanager
     def observed(self) -> Iterator[None]:
-        """Hook every block while the step runs inside this context; at level `off`, hook nothing."""
-        handles = []
-        if self.level != "off":
-            for number, block in enumerate(self._model.blocks):
-                # After FSDP2's own hooks: its pre-forward may cast the input, and this is what the block computes on.
-                handles.append(block.register_forward_pre_hook(self._before(number)))
-                handles.append(block.register_forward_hook(self._after(number)))
-        try:
+        """Hook what the level asks for while the step runs inside this context; at level `off`, hook nothing."""
+        with ExitStack() as stack:
+            if self.level != "off":
+                hooks = ModuleHooks(self._model, self, self._progress, submodules=self.level in ("module", "op"))
+                stack.enter_context(hooks)
+                if self.level in ("collective", "op"):
+                    stack.enter_context(OperatorMode(self, hooks.position, operators=self.level == "op"))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def finish(self, *, rank: int, step: int, run: str) -> Stream:
         """The stream of the run that just ended; the next one starts empty. Waits for the device."""
         pending, self._pending = self._pending, []
-        digests = collect([item[-1] for item in pending])
+        counted, self._nonfinite = self._nonfinite, []
+        inputs = [item[-1] for item in pending if item[-1] is not None]
+        values = iter(collect([*(item[5] for item in pending), *inputs, *(count for _, count in counted)]))
+        digests = [next(values) for _ in pending]
         records = tuple(
-            Record(seq, site, name, block, dtype, shape, digest)
-            for seq, ((site, name, block, dtype, shape, _), digest) in enumerate(zip(pending, digests, strict=True))
+            Record(seq, site, name, block, dtype, shape, digest, phase, None if read is None else next(values))
+            for seq, ((site, name, block, dtype, shape, _, phase, read), digest) in enumerate(
+                zip(pending, digests, strict=True)
+            )
         )
-        return Stream(rank, step, run, self._checksum, records)
-
-    def _before(self, number: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-            self._progress.at_block(number)
-            self.record("block_pre", f"blocks.{number}", inputs[0], block=number)
-
-        return hook
-
-    def _after(self, number: int) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
-        def hook(_: nn.Module, __: tuple[Any, ...], output: Tensor) -> None:
-            self.record("block_post", f"blocks.{number}", output, block=number)
-
-        return hook
+        nonfinite = {name: count for (name, _), count in zip(counted, values, strict=True) if count}
+        return Stream(rank, step, run, self._checksum, records, nonfinite)

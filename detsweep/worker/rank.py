@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from detsweep import capture, fingerprints
-from detsweep.capture import SCHEMA
-from detsweep.compare import Comparison, compare
+from detsweep import capture, fingerprints, modes
+from detsweep.capture import SCHEMA, Stream
+from detsweep.compare import compare
 from detsweep.paths import TrialPaths, write_json
 from detsweep.worker import model as models
 from detsweep.worker import settings, sharding
-from detsweep.worker.faults import Fault
+from detsweep.worker.faults import Faults
 from detsweep.worker.observe import Observer
 from detsweep.worker.progress import Progress
-from detsweep.worker.replay import Replay, ReplayedStep
+from detsweep.worker.replay import Done, replay, warm_up
 from detsweep.worker.report import environment_report
+from detsweep.worker.step import TrainingStep
+from detsweep.worker.stress import Stress
+from detsweep.worker.train import interrupted, resumed, train
 
 
-def run_rank(spec: Mapping[str, Any], paths: TrialPaths, rank: int, progress: Progress) -> dict[str, Any]:
-    """Run the trial's mode and write this rank's records; returns the content of rank<NNN>.result.json."""
+def run_rank(
+    spec: Mapping[str, Any], paths: TrialPaths, rank: int, progress: Progress, *, launch: int = 0
+) -> dict[str, Any]:
+    """Run one launch of the trial and write this rank's records; returns the content of rank<NNN>.result.json.
+
+    Of a trial of several launches only the last one has a result; the others return one without a verdict.
+    """
     config = spec["config"]
     device = sharding.open_device(config["device"])
     settings.apply(spec["settings"]["torch"])
@@ -33,57 +42,96 @@ def run_rank(spec: Mapping[str, Any], paths: TrialPaths, rank: int, progress: Pr
     sharding.open_group(device, spec["timeout_min"])
     if dist.get_world_size() != spec["world_size"]:
         raise RuntimeError(f"world size is {dist.get_world_size()}, the trial asks for {spec['world_size']}")
-    try:
-        paths.records(rank).touch(exist_ok=False)
-    except FileExistsError:
-        raise FileExistsError(f"{paths.records(rank)} exists: this trial has been run, and is not run over") from None
-    replay = _prepare(config, rank, device, progress)
+    _claim(paths, rank, launch)
+    stress, observer, step = _prepare(config, rank, device, progress)
     lost = settings.lost(spec["settings"]["env"], spec["settings"]["torch"])
     write_json(paths.environment(rank), environment_report(rank, device))
     gc.freeze()
     gc.enable()
-    replay.warm_up(config["warmup"])
-    steps, comparisons, loss = [], [], float("nan")
-    for step in replay.steps(config["steps"], config["runs"], cold=config["warmup"] == 0):
-        steps.append(step)
-        loss = float(replay.loss)
-        reference = step.runs[0].stream
-        comparisons += [compare(reference, run.stream) for run in step.runs[1:]]
-        capture.write_streams(paths.records(rank), (run.stream for run in step.runs), world_size=spec["world_size"])
+    milliseconds: list[float] = []
+    plain: list[float] = []
+    with stress:
+        warm_up(step, config["warmup"])
+        for done in _runs(step, config, paths, launch):
+            streams = (run.stream for run in done.runs)
+            capture.write_streams(paths.records(rank), streams, world_size=spec["world_size"])
+            milliseconds += [run.milliseconds for run in done.runs]
+            plain += done.plain_milliseconds
     # Once more, now that every library that the step needs is loaded.
     write_json(paths.environment(rank), environment_report(rank, device))
+    if launch + 1 < modes.launches(config):
+        progress.phase("leaving the process group")
+        dist.destroy_process_group()
+        return {"schema": SCHEMA, "rank": rank, "verdict": "none"}
+    result = _result(rank, capture.read_streams(paths.records(rank)), lost)
+    _remove_checkpoint(paths, rank, device, clean=result["verdict"] == "pass")
     progress.phase("leaving the process group")
     dist.destroy_process_group()
-    return _result(rank, comparisons, steps, lost, loss)
+    return {
+        **result,
+        "loss": float(step.loss),
+        "injected": [struck.to_json() for struck in step.faults.struck],
+        "groups": {name: list(members) for name, members in observer.groups.items()},
+        "step_ms": statistics.median(milliseconds),
+        "plain_step_ms": statistics.median(plain),
+    }
 
 
-def _prepare(config: Mapping[str, Any], rank: int, device: torch.device, progress: Progress) -> Replay:
+def _claim(paths: TrialPaths, rank: int, launch: int) -> None:
+    if launch > 0:
+        return
+    try:
+        paths.records(rank).touch(exist_ok=False)
+    except FileExistsError:
+        raise FileExistsError(f"{paths.records(rank)} exists: this trial has been run, and is not run over") from None
+
+
+def _prepare(
+    config: Mapping[str, Any], rank: int, device: torch.device, progress: Progress
+) -> tuple[Stress, Observer, TrainingStep]:
     progress.phase("building the model")
     settings.seed_everything(config["seed"])
     model = models.build(config, device)
     sharding.shard(model, config, device)
-    fault = Fault(config["fault"], rank=rank, vocab_size=config["model"]["vocab_size"])
-    fault.attach(model)
     checksum, fingerprint = fingerprints.select(config["checksum"], device.type)
     observer = Observer(
         model, level=config["observe"]["name"], checksum=checksum, fingerprint=fingerprint, progress=progress
     )
-    # The weights are the same on every rank; from here on each rank has random numbers of its own.
-    settings.seed_everything(config["seed"] + 1 + rank)
-    return Replay(
+    faults = Faults(config, rank=rank, observer=observer)
+    faults.attach(model)
+    stress = Stress(config, model=model, seed=config["seed"], rank=rank, device=device)
+    models.compile_forwards(model, config)
+    # The weights are the same on every rank; from here on each rank has data and random numbers of its own, unless
+    # ranks are to be compared with each other.
+    share = 0 if config["mode"]["name"] == "lockstep" else rank
+    settings.seed_everything(config["seed"] + 1 + share)
+    step = TrainingStep(
         model,
-        models.batch(config, rank, device),
+        config,
+        data=lambda number, micro: models.batch(config, share, device, step=number, micro=micro),
         observer=observer,
-        fault=fault,
+        faults=faults,
+        stress=stress,
         progress=progress,
         device=device,
-        checksum_mode=config["checksum_mode"],
     )
+    return stress, observer, step
 
 
-def _result(
-    rank: int, comparisons: list[Comparison], steps: list[ReplayedStep], lost: list[str], loss: float
-) -> dict[str, Any]:
+def _runs(step: TrainingStep, config: Mapping[str, Any], paths: TrialPaths, launch: int) -> Iterable[Done]:
+    steps, runs = config["steps"], config["runs"]
+    if config["mode"]["name"] == "train":
+        return train(step, steps, runs)
+    if config["mode"]["name"] == "resume":
+        part = resumed if launch else interrupted
+        return part(step, steps, modes.resumed_at(config), paths.checkpoint)
+    return replay(step, steps, runs, cold=config["warmup"] == 0)
+
+
+def _result(rank: int, streams: list[Stream], lost: list[str]) -> dict[str, Any]:
+    """A rank's verdict: each of its runs against its first run of the same step."""
+    first = {stream.step: stream for stream in streams if stream.run == "r1"}
+    comparisons = [compare(first[stream.step], stream) for stream in streams if stream.run != "r1"]
     differs: Counter[str] = Counter()
     for comparison in comparisons:
         differs.update(comparison.differs)
@@ -98,7 +146,14 @@ def _result(
         "divergences": divergences,
         "differs": dict(differs),
         "lost": lost,
-        "loss": loss,
-        "step_ms": statistics.median(run.milliseconds for step in steps for run in step.runs),
-        "plain_step_ms": statistics.median(plain for step in steps for plain in step.plain_milliseconds),
     }
+
+
+def _remove_checkpoint(paths: TrialPaths, rank: int, device: torch.device, *, clean: bool) -> None:
+    """A checkpoint is as large as the model; it stays where it may be evidence."""
+    if not paths.checkpoint.exists():
+        return
+    all_clean = torch.tensor(int(clean), device=device)
+    dist.all_reduce(all_clean, op=dist.ReduceOp.MIN)
+    if rank == 0 and all_clean.item():
+        shutil.rmtree(paths.checkpoint)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from detsweep.worker.model import DTYPES, RepeatedBlockModel
+from detsweep.worker.model import DTYPES, Block, RepeatedBlockModel
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+WRAPS = ("block", "module", "root")
 
 
 def open_device(device_type: str) -> torch.device:
@@ -40,11 +42,36 @@ def open_group(device: torch.device, trial_timeout_min: float) -> None:
 
 
 def shard(model: RepeatedBlockModel, config: Mapping[str, Any], device: torch.device) -> None:
-    """Shard each block and then the root over all ranks, in place."""
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    """Shard the model in place, by the units that `wrap` names: all that is in one is gathered at once.
+
+    `block`: each block, then what is left in the root. `module`: before that each block's attention and feed-forward.
+    `root`: the whole model at once.
+    """
+    mesh = _mesh(config, device)
     policy = MixedPrecisionPolicy(
         param_dtype=DTYPES[config["dtype"]["compute"]], reduce_dtype=DTYPES[config["dtype"]["reduce"]]
     )
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+    for unit in _units(model, config["wrap"]):
+        fully_shard(unit, mesh=mesh, mp_policy=policy)
+
+
+def _units(model: RepeatedBlockModel, wrap: str) -> Iterator[nn.Module]:
+    """From the inside out: fully_shard leaves out what is sharded already."""
+    if wrap not in WRAPS:
+        raise ValueError(f"wrap={wrap}: no such unit; valid: {', '.join(WRAPS)}")
+    for block in cast(Iterable[Block], model.blocks):
+        if wrap == "module":
+            yield from (block.attention, block.ffn)
+        if wrap != "root":
+            yield block
+    yield model
+
+
+def _mesh(config: Mapping[str, Any], device: torch.device) -> DeviceMesh:
+    """All ranks in one dimension, or `shard_ranks` to each copy of the model and as many copies as that makes."""
+    world, shard_ranks = dist.get_world_size(), config["world"]["shard_ranks"]
+    if shard_ranks is None:
+        return init_device_mesh(device.type, (world,))
+    if shard_ranks < 1 or world % shard_ranks:
+        raise ValueError(f"world.shard_ranks={shard_ranks}: must divide the {world} ranks")
+    return init_device_mesh(device.type, (world // shard_ranks, shard_ranks), mesh_dim_names=("replicate", "shard"))

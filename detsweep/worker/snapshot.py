@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,32 +42,51 @@ class RandomState:
         keys, position, has_gauss, cached = self.numpy[1:]
         states = {
             "python": torch.tensor([version, *words], dtype=torch.int64),
-            "python_gauss": torch.tensor(0.0 if gauss is None else gauss, dtype=torch.float64),
+            "python_gauss": torch.tensor(math.nan if gauss is None else gauss, dtype=torch.float64),
             "numpy": torch.from_numpy(np.append(keys.astype(np.int64), [position, has_gauss])),
             "numpy_gauss": torch.tensor(cached, dtype=torch.float64),
             "torch": self.cpu,
         }
         return states if self.device is None else {**states, "device": self.device}
 
+    @classmethod
+    def from_tensors(cls, states: Mapping[str, Tensor]) -> RandomState:
+        """The state that `tensors` gave as tensors."""
+        version, *words = states["python"].tolist()
+        gauss = float(states["python_gauss"])
+        *keys, position, has_gauss = states["numpy"].tolist()
+        python = (version, tuple(words), None if math.isnan(gauss) else gauss)
+        numpy = ("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, float(states["numpy_gauss"]))
+        return cls(python, numpy, states["torch"], states.get("device"))
+
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A model's local shards and buffers and the random state, at one moment."""
+    """A model's local shards and buffers and the random state, at one moment, before its optimizer's first step."""
 
     tensors: tuple[tuple[Tensor, Tensor], ...]
     random: RandomState
     device: torch.device
+    fresh: torch.optim.Optimizer | None
 
     @classmethod
     @torch.no_grad()
-    def take(cls, model: nn.Module, device: torch.device) -> Snapshot:
-        """Clone every local shard and buffer; peak extra memory is that of the model's shards."""
+    def take(cls, model: nn.Module, device: torch.device, optimizer: torch.optim.Optimizer | None = None) -> Snapshot:
+        """Clone every local shard and buffer; peak extra memory is that of the model's shards.
+
+        An optimizer must not have taken a step yet: restoring throws its state away.
+        """
+        assert optimizer is None or not optimizer.state, "the optimizer has taken steps"
         live = (*model.parameters(), *model.buffers())
-        return cls(tuple((tensor, local(tensor).clone()) for tensor in live), RandomState.now(device), device)
+        shards = tuple((tensor, local(tensor).clone()) for tensor in live)
+        return cls(shards, RandomState.now(device), device, optimizer)
 
     @torch.no_grad()
-    def restore(self) -> None:
-        """Bring everything back in place."""
+    def restore(self, *, random: bool = True) -> None:
+        """Bring everything back in place; with `random` false all but the random state."""
         for live, saved in self.tensors:
             local(live).copy_(saved)
-        self.random.restore(self.device)
+        if self.fresh is not None:
+            self.fresh.state.clear()
+        if random:
+            self.random.restore(self.device)

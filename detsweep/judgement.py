@@ -1,0 +1,142 @@
+"""What the streams of all ranks of a trial say together: divergences with their causes, and what else stands out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from detsweep import modes
+from detsweep.capture import Stream
+from detsweep.causes import attribute
+from detsweep.compare import Divergence, compare, recomputed, vote
+
+Streams = Mapping[tuple[int, str], Stream]
+"""A rank's streams by step and run."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The results of all ranks, with the causes of their divergences.
+
+    `compared`: how many comparisons each rank was part of. `loss`: in how many of the diverged comparisons the loss
+    differs on any rank, and in trajectories how many steps after the first divergence it does for the first time
+    (None: never). `notes`: a line each.
+    """
+
+    ranks: list[dict[str, Any]]
+    compared: int
+    loss: Mapping[str, int | None]
+    notes: list[str]
+
+
+def judge(config: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]], streams: Mapping[int, Streams]) -> Judged:
+    """Judge a trial. `ranks`: each rank's own result, in order; `streams`: each rank's records."""
+    level = config["observe"]["name"]
+    groups = {rank["rank"]: {k: tuple(v) for k, v in rank.get("groups", {}).items()} for rank in ranks}
+    replayed = _by_rank(
+        divergence
+        for step, run in modes.expected_runs(config)
+        if any(_has(rank["divergences"], step, run) for rank in ranks)
+        for divergence in attribute(
+            {rank: (own[step, "r1"], own[step, run]) for rank, own in streams.items()},
+            level=level,
+            groups=groups,
+            restored=config["mode"]["name"] == "resume" and step == modes.resumed_at(config),
+        ).values()
+    )
+    if config["mode"]["name"] != "lockstep":
+        judged = [{**rank, "divergences": _json(replayed.get(rank["rank"], []))} for rank in ranks]
+        compared = modes.replays(config)
+    else:
+        judged = _lockstep(config, ranks, streams, replayed)
+        compared = config["steps"] * config["runs"]
+    return Judged(judged, compared, _loss(config, judged, streams), list(_notes(streams)))
+
+
+def _lockstep(
+    config: Mapping[str, Any],
+    ranks: Sequence[Mapping[str, Any]],
+    streams: Mapping[int, Streams],
+    replayed: Mapping[int, list[Divergence]],
+) -> list[dict[str, Any]]:
+    """Each rank against what most ranks saw, in every run.
+
+    Where ranks agree and a run differs from the first all the same, in what they do not have in common, that counts.
+    """
+    comparable = partial(modes.comparable_between_ranks, config)
+    found: dict[int, list[Divergence]] = {}
+    differs: dict[int, Counter[str]] = {rank["rank"]: Counter(rank["differs"]) for rank in ranks}
+    for step, run in modes.expected_runs(config):
+        pairs = vote({rank: own[step, run] for rank, own in streams.items()}, comparable)
+        for rank, divergence in attribute(pairs, level=config["observe"]["name"]).items():
+            found.setdefault(rank, []).append(divergence)
+            differs[rank].update(compare(*pairs[rank]).differs)
+    merged = []
+    for result in ranks:
+        number = result["rank"]
+        seen = {(d.step, d.run) for one in found.values() for d in one}
+        alone = [d for d in replayed.get(number, []) if (d.step, d.run) not in seen]
+        merged.append(
+            {
+                **result,
+                "divergences": _json(sorted([*found.get(number, []), *alone], key=lambda d: (d.step, d.run))),
+                "replay_divergences": _json(replayed.get(number, [])),
+                "differs": dict(differs[number]),
+            }
+        )
+    return merged
+
+
+def _loss(
+    config: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]], streams: Mapping[int, Streams]
+) -> dict[str, int | None]:
+    diverged = sorted(
+        {(d["step"], d["run"]) for rank in ranks for d in rank["divergences"]}, key=lambda d: (d[1], d[0])
+    )
+    noticed = [place for place in diverged if any(_loss_differs(own, *place) for own in streams.values())]
+    loss: dict[str, int | None] = {"differs": len(noticed), "of": len(diverged)}
+    if modes.trains(config) and diverged:
+        # In the first run that parted: later ones may part later.
+        first, run = diverged[0]
+        loss["steps_later"] = next((step - first for step, other in noticed if other == run), None)
+    return loss
+
+
+def _loss_differs(own: Streams, step: int, run: str) -> bool:
+    return own[step, run].digests("loss") != own[step, "r1"].digests("loss")
+
+
+def _notes(streams: Mapping[int, Streams]) -> Iterator[str]:
+    for rank, own in streams.items():
+        for (step, run), stream in own.items():
+            if stream.nonfinite:
+                name, count = next(iter(stream.nonfinite.items()))
+                yield f"rank {rank}: {count} values of {name} are not finite, step {step} {run}"
+                break
+    for rank, own in streams.items():
+        for (step, run), stream in own.items():
+            if (first := next(recomputed(stream), None)) is not None:
+                record = first.record
+                yield (
+                    f"rank {rank}: what checkpointing recomputes in block {record.block} is not what forward had, "
+                    f"first {record.site} {record.name}, step {step} {run}"
+                )
+                break
+
+
+def _by_rank(divergences: Iterator[Divergence]) -> dict[int, list[Divergence]]:
+    found: dict[int, list[Divergence]] = {}
+    for divergence in divergences:
+        found.setdefault(divergence.rank, []).append(divergence)
+    return found
+
+
+def _has(divergences: Sequence[Mapping[str, Any]], step: int, run: str) -> bool:
+    return any((d["step"], d["run"]) == (step, run) for d in divergences)
+
+
+def _json(divergences: Sequence[Divergence]) -> list[dict[str, Any]]:
+    return [divergence.to_json() for divergence in divergences]
