@@ -30,6 +30,7 @@ class _Rank:
 
     rank: int
     stream: Stream
+    reference: str
     found: tuple[Difference, ...]
 
     @property
@@ -58,7 +59,7 @@ def attribute(
     places in it can be compared between them.
     """
     ranks = {
-        rank: _Rank(rank, other, found)
+        rank: _Rank(rank, other, reference.run, found)
         for rank, (reference, other) in pairs.items()
         if (found := tuple(differences(reference, other, aligned=aligned)))
     }
@@ -72,7 +73,7 @@ def _attributed(
     groups: Mapping[int, Mapping[str, tuple[int, ...]]],
     restored: bool,
 ) -> Divergence:
-    divergence = described(own.stream, own.first)
+    divergence = described(own.stream, own.first, own.reference)
     origin = _origin(own, ranks, level, groups)
     if origin is not None:
         closer = None if level in ("collective", "op") else "collective"

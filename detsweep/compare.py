@@ -20,8 +20,9 @@ class Divergence:
 
     `kind`: `value` (other bits), `inputs` (an operator read other bits and wrote the same), `layout` (another shape
     or dtype) or `sequence` (a record that the other stream does not have at this place).
-    `cause`: one of causes.CAUSES. `origin`: of an upstream divergence the rank that started it. `closer`: the level
-    of observation that would say more, None where there is nothing more to say.
+    `reference`: what it parts from: a run, the ranks' vote, or another trial. `cause`: one of causes.CAUSES.
+    `origin`: of an upstream divergence the rank that started it. `closer`: the level of observation that would say
+    more, None where there is nothing more to say.
     """
 
     rank: int
@@ -33,6 +34,7 @@ class Divergence:
     name: str
     phase: str
     kind: str
+    reference: str = "r1"
     cause: str | None = None
     origin: int | None = None
     closer: str | None = None
@@ -72,7 +74,7 @@ def compare(reference: Stream, other: Stream, *, aligned: bool = True) -> Compar
     differing = list(differences(reference, other, aligned=aligned))
     differs = Counter("sequence" if d.kind == "sequence" else d.record.site for d in differing)
     first = differing[0] if differing else None
-    divergence = None if first is None else described(other, first)
+    divergence = None if first is None else described(other, first, reference.run)
     return Comparison(len(pairs), divergence, dict(differs))
 
 
@@ -154,8 +156,8 @@ def keyed(stream: Stream) -> Iterator[tuple[Key, Record]]:
         seen[key] += 1
 
 
-def described(stream: Stream, difference: Difference) -> Divergence:
-    """A difference as the divergence of a stream, without its cause."""
+def described(stream: Stream, difference: Difference, reference: str) -> Divergence:
+    """A difference as the divergence of a stream from a reference, without its cause."""
     record = difference.record
     return Divergence(
         stream.rank,
@@ -167,6 +169,7 @@ def described(stream: Stream, difference: Difference) -> Divergence:
         record.name,
         record.phase,
         difference.kind,
+        reference,
     )
 
 

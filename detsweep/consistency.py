@@ -49,8 +49,6 @@ def _variants(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"observe={level}: cannot look into compiled blocks; use observe=block, or compile=false"
     if config["model"]["attention"] == "flex" and config["device"] == "cpu":
         yield "model.attention=flex: torch has no backward of it on the CPU; use math, sdpa or flash"
-    if not config["preserve_rng_state"] and config["checkpointing"] == "none":
-        yield "preserve_rng_state=false: says how to recompute; use it with checkpointing=block"
 
 
 def _mode(config: Mapping[str, Any]) -> Iterator[str]:

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from detsweep.modes import resumed_at
+
 ACTIVATIONS = ("block_post", "block_grad_in", "logits", "grad", "op")
 KINDS: Mapping[str, tuple[str, ...]] = {
     "input_flip": ("input",),
@@ -73,10 +75,13 @@ def ledger(config: Mapping[str, Any]) -> tuple[Injection, ...]:
 def _single(config: Mapping[str, Any], chance: random.Random) -> Iterator[Injection]:
     fault = config["fault"]
     run = None if fault["persistence"] == "persistent" else fault["run"]
-    steps = range(config["steps"]) if fault["step"] is None else [fault["step"]]
+    kind = fault["kind"]
+    steps = list(range(config["steps"])) if fault["step"] is None else [fault["step"]]
+    if kind == "rng_not_restored" and config["mode"]["name"] == "resume":
+        # Random states are loaded once, before the first step of the second half.
+        steps = [resumed_at(config)]
     for step in steps:
         if chance.random() < fault["rate"]:
-            kind = fault["kind"]
             rank = None if kind in EVERY_RANK else fault["rank"]
             site = site_of(kind, fault["site"])
             yield Injection(

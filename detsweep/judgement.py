@@ -96,7 +96,7 @@ def _loss(
     diverged = sorted(
         {(d["step"], d["run"]) for rank in ranks for d in rank["divergences"]}, key=lambda d: (d[1], d[0])
     )
-    noticed = [place for place in diverged if any(_loss_differs(own, *place) for own in streams.values())]
+    noticed = [place for place in diverged if _loss_differs(config, streams, *place)]
     loss: dict[str, int | None] = {"differs": len(noticed), "of": len(diverged)}
     if modes.trains(config) and diverged:
         # In the first run that parted: later ones may part later.
@@ -105,8 +105,11 @@ def _loss(
     return loss
 
 
-def _loss_differs(own: Streams, step: int, run: str) -> bool:
-    return own[step, run].digests("loss") != own[step, "r1"].digests("loss")
+def _loss_differs(config: Mapping[str, Any], streams: Mapping[int, Streams], step: int, run: str) -> bool:
+    """Whether the loss of any rank is another one than in the first run, in lockstep also than on another rank."""
+    losses = [own[step, run].digests("loss") for own in streams.values()]
+    apart = config["mode"]["name"] == "lockstep" and any(loss != losses[0] for loss in losses)
+    return apart or losses != [own[step, "r1"].digests("loss") for own in streams.values()]
 
 
 def _notes(streams: Mapping[int, Streams]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from detsweep import environment, mitigations
+from detsweep import baselines, environment, mitigations
 from detsweep.capture import SCHEMA
 from detsweep.schema import FaultConfig
 from detsweep.validate import lookup, problems
@@ -42,6 +42,7 @@ class Cell:
     overrides: Mapping[str, str]
     config: Mapping[str, Any]
     unsupported: str | None
+    drill_of: str | None = None
 
     @property
     def trials(self) -> int:
@@ -65,6 +66,7 @@ class Cell:
             "slug": self.slug,
             "overrides": dict(self.overrides),
             "unsupported": self.unsupported,
+            "drill_of": self.drill_of,
             "config": config,
         }
 
@@ -80,6 +82,17 @@ class Cell:
             "timeout_min": self.config["launch"]["timeout_min"],
             "config": self.to_json()["config"],
         }
+
+    def closer(self) -> Cell | None:
+        """This cell at the closest level of observation that it can have; None where that is the one it has."""
+        lockstep = self.config["mode"]["name"] == "lockstep" and self.config["world"]["shard_ranks"] != 1
+        level = "collective" if lockstep else "op"
+        if self.config["compile"] or self.config["observe"]["name"] in (level, "op"):
+            return None
+        trials = self.trials if self.config["mode"]["name"] == "relaunch" else 1
+        config = {**self.config, "observe": {"name": level}, "trials": trials}
+        overrides = {**self.overrides, "observe": level}
+        return Cell(_identity(config), _slug(overrides), overrides, config, self.unsupported, drill_of=self.id)
 
 
 @dataclass(frozen=True)
@@ -119,13 +132,22 @@ def make_plan(points: Sequence[tuple[Sequence[str], Mapping[str, Any]]]) -> Plan
             resolved["device"] = "cuda" if gpus else "cpu"
         found.update(dict.fromkeys(_keep(resolved)))
         found.update(dict.fromkeys(problems(resolved, gpus=len(gpus))))
-        if resolved.get("fault", {}).get("kind") == "none":
-            # Where there is no fault, where it would be says nothing about the cell.
-            resolved["fault"] = asdict(FaultConfig())
+        _forget_moot(resolved)
         cell = _cell(overrides, resolved, "cpu" if resolved.get("device") == "cpu" else platform)
         cells.setdefault(cell.id, cell)
     found.update(dict.fromkeys(_swept_options([config for _, config in points])))
+    if not found and (against := next(iter(cells.values())).config["against"]) is not None:
+        pairs = [(cell.config, cell.overrides) for cell in cells.values()]
+        found.update(dict.fromkeys(baselines.problems(pairs, against)))
     return Plan(tuple(cells.values()), tuple(found), len(points) - len(cells))
+
+
+def _forget_moot(config: dict[str, Any]) -> None:
+    """Settings of what a cell does not have say nothing about it: without them it is the same cell."""
+    if config.get("fault", {}).get("kind") == "none":
+        config["fault"] = asdict(FaultConfig())
+    if config.get("checkpointing") == "none":
+        config["preserve_rng_state"] = True
 
 
 def _keep(config: dict[str, Any]) -> list[str]:
@@ -137,14 +159,17 @@ def _keep(config: dict[str, Any]) -> list[str]:
 
 def _cell(overrides: Sequence[str], config: Mapping[str, Any], platform: str) -> Cell:
     told = dict(_told_apart(overrides))
-    canonical = json.dumps(
-        {key: value for key, value in config.items() if key not in NOT_IDENTITY}, sort_keys=True, default=str
-    )
     reason = None
     if not config.get("mitigation_force"):
         reason = mitigations.unsupported_reason(config.get("mitigation", {}), platform)
-    identity = hashlib.sha256(canonical.encode()).hexdigest()[:10]
-    return Cell(identity, _slug(told) or str(config["model"]["name"]), told, config, reason)
+    return Cell(_identity(config), _slug(told) or str(config["model"]["name"]), told, config, reason)
+
+
+def _identity(config: Mapping[str, Any]) -> str:
+    canonical = json.dumps(
+        {key: value for key, value in config.items() if key not in NOT_IDENTITY}, sort_keys=True, default=str
+    )
+    return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 
 
 def _told_apart(overrides: Sequence[str]) -> list[tuple[str, str]]:

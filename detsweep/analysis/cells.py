@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
+from detsweep.baselines import value_of
 from detsweep.capture import SCHEMA
 from detsweep.paths import CellPaths, FileError, SweepPaths, read_json
 from detsweep.validate import lookup
@@ -69,24 +69,6 @@ def _varies(key: str, cells: list[dict[str, Any]]) -> bool:
         # Where there is no fault, nothing of it has a value.
         cells = [cell for cell in cells if cell["config"]["fault"]["kind"] != "none"]
     return len({str(value_of(cell["config"], key, cell["overrides"])) for cell in cells}) > 1
-
-
-def value_of(config: Mapping[str, Any], key: str, overrides: Mapping[str, str] = MappingProxyType({})) -> Any:
-    """A cell's value on an axis: of a group the option's name, of the mitigations all their names.
-
-    What is no key of the configuration, as `experiment`, has the value that the command line gave it.
-    """
-    if key.startswith("fault.") and config["fault"]["kind"] == "none":
-        return ""
-    if key == "mitigation":
-        return "+".join(sorted(config["mitigation"])) or "none"
-    try:
-        value = lookup(config, key)
-    except KeyError:
-        return overrides.get(key, "")
-    if isinstance(value, Mapping):
-        return value.get("name", value.get("kind", str(value)))
-    return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
 def has_key(config: Mapping[str, Any], key: str) -> bool:

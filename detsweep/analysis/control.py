@@ -1,9 +1,8 @@
-"""Positive controls: was a fault that was put in on purpose found, and in its place?"""
+"""Positive controls: was what was put in on purpose found, and in its place?"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -11,35 +10,46 @@ if TYPE_CHECKING:
     from detsweep.analysis.frames import Sweep
 
 GOOD = ("clean", "found in place")
+PLACED = 0.99
+"""The share of found faults that must be in their place; one that a rank shares with a neighbour may not be."""
 
 
 def judge(sweep: Sweep, cell: str) -> str:
     """What a cell says about the detector.
 
     `clean` and `found in place` are what they should be; `false alarm` is a divergence without a fault, `missed` a
-    fault without one, `misplaced` a fault that was found elsewhere; `no verdict` is neither.
+    fault without one, `misplaced` a fault that was found elsewhere, `not put in` a fault that struck nothing;
+    `no verdict` is neither.
     """
     trials = sweep.trials[sweep.trials["cell"] == cell]
     verdicts = set(map(str, trials["verdict"]))
     if not verdicts <= {"pass", "diverged"}:
         return "no verdict"
-    config = sweep.configs[cell]
-    if config["fault"]["kind"] == "none":
+    if sweep.configs[cell]["fault"]["kind"] == "none":
         return "clean" if verdicts == {"pass"} else "false alarm"
-    if "pass" in verdicts:
+    faults = sweep.injections[sweep.injections["cell"] == cell]
+    if faults.empty or faults["detected"].isna().any():
+        return "not put in"
+    if not faults["detected"].all():
         return "missed"
-    placed = all(_in_place(config, trial) for _, trial in trials.iterrows())
-    return "found in place" if placed else "misplaced"
+    if faults["placed"].mean() < PLACED:
+        return "misplaced"
+    return "false alarm" if trials["false_alarms"].sum() else "found in place"
 
 
-def _in_place(config: Mapping[str, Any], trial: pd.Series[Any]) -> bool:
-    fault, world = config["fault"], config["world"]
-    everyone = range(world["nodes"] * world["nproc_per_node"])
-    # A fault in the first run, the reference, shows in each run after it.
-    run = f"r{max(2, fault['run'])}"
-    found = (trial["first_step"], trial["first_run"], trial["first_ranks"])
-    if found != (fault["step"], run, tuple(everyone) if fault["rank"] is None else (fault["rank"],)):
-        return False
-    if fault["kind"] == "input_flip":
-        return bool(trial["first_site"] == "input" and trial["first_name"] == "input_ids")
-    return bool(trial["first_site"] == "block_post" and trial["first_block"] == fault["block"])
+def campaign(sweep: Sweep) -> pd.DataFrame:
+    """Faults by mode, persistence and kind: how many were put in, detected, placed right and missed.
+
+    `by_replay`: how many of them comparing runs of one process would have found.
+    """
+    put_in = sweep.injections[sweep.injections["detected"].notna()]
+    groups = put_in.groupby(["mode", "persistence", "kind"], sort=False)
+    table = groups.agg(
+        put_in=("detected", "size"),
+        detected=("detected", "sum"),
+        placed=("placed", "sum"),
+        by_replay=("detected_by_replay", "sum"),
+    )
+    table["missed"] = table["put_in"] - table["detected"]
+    shown: pd.DataFrame = table.astype(int).reset_index()
+    return shown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,23 +10,26 @@ from typing import Any
 import pandas as pd
 
 from detsweep import results
-from detsweep.analysis.cells import Broken, axes_of, read_cells, value_of, world_size
+from detsweep.analysis import rows
+from detsweep.analysis.cells import axes_of, read_cells, world_size
+from detsweep.analysis.injected import INJECTION_COLUMNS
+from detsweep.analysis.rows import NO_VERDICT, TRIAL_COLUMNS
+from detsweep.baselines import baseline_of
 from detsweep.capture import read_streams
-from detsweep.paths import CellPaths, SweepPaths, TrialPaths, read_json
+from detsweep.paths import SweepPaths, TrialPaths, read_json
 
-NO_VERDICT = "none"
 MATRIX_VERDICTS = (*results.VERDICTS, NO_VERDICT)
-TRIAL_COLUMNS = (
-    "cell", "slug", "trial", "verdict", "mitigation", "fault", "diverged_ranks", "first_site", "first_block",
-    "first_name", "first_kind", "first_step", "first_run", "first_ranks", "cause", "replays", "diverged_replays",
-    "error", "error_ranks", "log", "log_tail", "step_ms", "plain_step_ms", "seconds", "folder",
-)  # fmt: skip
-DIVERGENCE_COLUMNS = (
-    "cell", "trial", "rank", "step", "run", "seq", "site", "block", "name", "kind", "cause", "fault",
-)  # fmt: skip
 RECORD_COLUMNS = (
-    "cell", "trial", "rank", "step", "run", "seq", "site", "block", "name", "dtype", "shape", "digest",
+    "cell", "trial", "rank", "step", "run", "seq", "site", "block", "name", "phase", "dtype", "shape", "digest",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Drill:
+    """A diverged cell once more at a closer level: its verdict, and where it diverged first, as in `trials`."""
+
+    verdict: str
+    first: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,10 @@ class Sweep:
 
     `trials`: a row for each trial that the sweep asks for; `verdict` is `none` where it has no result yet. The
     columns named in `axes` tell the cells apart, and stand first. `divergences`: a row for each rank, step and run
-    that differed from the first run. `configs`: each cell's whole configuration by its id.
+    that differed from what it is compared with. `configs`: each cell's whole configuration by its id,
+    `overrides` what the command line said of it.
+    `injections`: a row for each fault that was put in. `baselines`: a row for each cell that is compared with another
+    one (`against`). `drills`: what a closer look at a cell found, by the cell's id.
     """
 
     folder: Path
@@ -43,6 +49,10 @@ class Sweep:
     divergences: pd.DataFrame
     axes: tuple[str, ...]
     configs: Mapping[str, Mapping[str, Any]]
+    overrides: Mapping[str, Mapping[str, str]]
+    injections: pd.DataFrame
+    baselines: pd.DataFrame
+    drills: Mapping[str, Drill]
 
     @property
     def positive_control(self) -> bool:
@@ -55,8 +65,8 @@ class Sweep:
         Raises FileError, naming the file, where records of a rank are missing or torn; the arguments read around it.
         """
         rows = [
-            (one, number, stream.rank, stream.step, stream.run, r.seq, r.site, r.block, r.name, r.dtype, r.shape,
-             f"{r.digest & (1 << 64) - 1:016x}")
+            (one, number, stream.rank, stream.step, stream.run, r.seq, r.site, r.block, r.name, r.phase, r.dtype,
+             r.shape, f"{r.digest & (1 << 64) - 1:016x}")
             for one, number, paths in _trial_folders(SweepPaths(self.folder))
             if cell in (None, one) and trial in (None, number)
             if paths.result.exists()
@@ -86,43 +96,67 @@ def load(folder: str | Path) -> Sweep:
     cells, broken = read_cells(sweep)
     if not cells and not broken:
         raise FileNotFoundError(f"{folder}: no sweep here (no cells/*/cell.json)")
-    axes = axes_of(list(cells.values()))
+    drills = {paths: cell for paths, cell in cells.items() if cell.get("drill_of")}
+    shown = {paths: cell for paths, cell in cells.items() if paths not in drills}
+    axes = axes_of(list(shown.values()))
+    found = {cell["id"]: rows.read_trials(paths, cell) for paths, cell in cells.items()}
     trials: list[dict[str, Any]] = []
     divergences: list[dict[str, Any]] = []
-    for paths, cell in cells.items():
-        described = _described(cell, axes)
-        for number, trial in _expected_trials(paths, cell):
-            result = results.read_result(trial) or {"verdict": NO_VERDICT}
-            trials.append({**described, **_trial_row(number, trial, result)})
-            for rank in result.get("ranks", ()):
-                divergences += [
-                    {"cell": cell["id"], "trial": number, "fault": described["fault"], **divergence}
-                    for divergence in rank["divergences"]
-                ]
-    trials += [_broken_row(one, axes) for one in broken]
+    faults: list[dict[str, Any]] = []
+    for cell in shown.values():
+        common = rows.described(cell, axes)
+        for number, (trial, result) in found[cell["id"]].items():
+            trials.append({**common, **rows.trial_row(number, trial, result), **rows.clean_counts(cell, result)})
+            divergences += rows.divergence_rows(cell, number, result, shown_as=cell["id"])
+            faults += rows.fault_rows(cell, number, result)
+    for cell in drills.values():
+        for number, (_, result) in found[cell["id"]].items():
+            divergences += rows.divergence_rows(cell, number, result, shown_as=cell["drill_of"])
+    trials += [rows.broken_row(one, axes) for one in broken]
     return Sweep(
         sweep.folder,
         _trials_frame(trials, axes),
-        _frame(divergences, DIVERGENCE_COLUMNS, ("block",)),
+        _frame(divergences, rows.DIVERGENCE_COLUMNS, ("block", "origin")),
         axes,
         {cell["id"]: cell["config"] for cell in cells.values()},
+        {cell["id"]: cell["overrides"] for cell in cells.values()},
+        _frame(faults, INJECTION_COLUMNS, ("block",)),
+        _frame(_baseline_rows(shown.values(), found), rows.BASELINE_COLUMNS, ("block", "rank", "step")),
+        {cell["drill_of"]: _drilled(found[cell["id"]]) for cell in drills.values()},
     )
+
+
+def _baseline_rows(cells: Iterable[rows.Cell], found: Mapping[str, rows.Trials]) -> list[dict[str, Any]]:
+    own = list(cells)
+    pairs = [(cell["config"], cell["overrides"]) for cell in own]
+    compared = []
+    for place, cell in enumerate(own):
+        against = cell["config"].get("against")
+        if against is None:
+            continue
+        try:
+            baseline = baseline_of(pairs[place], pairs, against)
+        except ValueError as error:
+            compared.append({"cell": cell["id"], "error": str(error)})
+            continue
+        if baseline is not None:
+            other = own[baseline]
+            compared.append(rows.baseline_row(cell, found[cell["id"]], other, found[other["id"]]))
+    return compared
+
+
+def _drilled(trials: rows.Trials) -> Drill:
+    """What the closer look at a cell found."""
+    results_of = [result for _, result in trials.values()]
+    for number, (trial, result) in trials.items():
+        if result.get("first"):
+            return Drill("diverged", rows.trial_row(number, trial, result))
+    return Drill(str(results_of[0]["verdict"]), {})
 
 
 def _has_records(trial: TrialPaths, rank: int) -> bool:
     """Whether there are records to read: of a trial that came to a verdict each rank must have some."""
     return trial.records(rank).exists() or bool(read_json(trial.result).get("files"))
-
-
-def _broken_row(broken: Broken, axes: tuple[str, ...]) -> dict[str, Any]:
-    return {
-        **dict.fromkeys(axes, ""),
-        "cell": broken.cell,
-        "slug": broken.folder.name,
-        "mitigation": "",
-        "fault": "",
-        **_trial_row(0, TrialPaths(broken.folder), {"verdict": "error", "error": broken.error}),
-    }
 
 
 def _trial_folders(sweep: SweepPaths) -> Iterator[tuple[str, int, TrialPaths]]:
@@ -131,64 +165,8 @@ def _trial_folders(sweep: SweepPaths) -> Iterator[tuple[str, int, TrialPaths]]:
             yield cell["id"], number, trial
 
 
-def _expected_trials(paths: CellPaths, cell: Mapping[str, Any]) -> list[tuple[int, TrialPaths]]:
-    numbers = {number for number, _ in paths.trials()} | set(range(cell["config"]["trials"]))
-    return [(number, paths.trial(number)) for number in sorted(numbers)]
-
-
-def _described(cell: Mapping[str, Any], axes: tuple[str, ...]) -> dict[str, Any]:
-    config = cell["config"]
-    return {
-        **{axis: value_of(config, axis, cell["overrides"]) for axis in axes},
-        "cell": cell["id"],
-        "slug": cell["slug"],
-        "mitigation": value_of(config, "mitigation"),
-        "fault": config["fault"]["kind"],
-    }
-
-
-def _trial_row(number: int, trial: TrialPaths, result: Mapping[str, Any]) -> dict[str, Any]:
-    first = result.get("first") or {}
-    log = result.get("log")
-    return {
-        "trial": number,
-        "verdict": result["verdict"],
-        "diverged_ranks": tuple(result.get("diverged_ranks", ())),
-        "first_site": first.get("site"),
-        "first_block": first.get("block"),
-        "first_name": first.get("name"),
-        "first_kind": first.get("kind"),
-        "first_step": first.get("step"),
-        "first_run": first.get("run"),
-        "first_ranks": _ranks_at(first, result),
-        "cause": first.get("cause"),
-        "replays": result.get("replays"),
-        "diverged_replays": result.get("diverged_replays"),
-        "error": result.get("error"),
-        "error_ranks": tuple(result.get("error_ranks", ())),
-        "log": str(trial.folder / log) if log else None,
-        "log_tail": "\n".join(result.get("log_tail", ())) or None,
-        "step_ms": result.get("step_ms"),
-        "plain_step_ms": result.get("plain_step_ms"),
-        "seconds": result.get("seconds"),
-        "folder": str(trial.folder),
-    }
-
-
-def _ranks_at(first: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[int, ...]:
-    """The ranks whose own first divergence is at the trial's first place: in that step and run, at that record."""
-    if not first:
-        return ()
-    place = ("step", "run", "seq", "site", "name")
-    return tuple(
-        rank["rank"]
-        for rank in result.get("ranks", ())
-        if any(all(divergence[key] == first[key] for key in place) for divergence in rank["divergences"])
-    )
-
-
 def _trials_frame(rows: list[dict[str, Any]], axes: tuple[str, ...]) -> pd.DataFrame:
-    integers = ("first_block", "first_step", "replays", "diverged_replays")
+    integers = ("first_block", "first_step", "replays", "diverged_replays", "clean_comparisons", "false_alarms")
     frame = _frame(rows, (*axes, *(column for column in TRIAL_COLUMNS if column not in axes)), integers)
     frame["verdict"] = pd.Categorical(frame["verdict"], categories=MATRIX_VERDICTS, ordered=True)
     for column in ("step_ms", "plain_step_ms", "seconds"):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from detsweep.analysis.cells import has_key, value_of
+from detsweep.analysis.cells import has_key
 from detsweep.analysis.control import judge
 from detsweep.analysis.frames import Sweep
+from detsweep.baselines import value_of
 
 VALID = ("pass", "diverged")
 """Verdicts that say something about repeating; the others are counted, but not in the rate."""
@@ -18,8 +19,9 @@ CONFIDENCE = 0.95
 # The worst verdict of a cell's trials is the cell's: a divergence must not hide behind a pass, nor an error.
 WORST_FIRST = ("diverged", "error", "timeout", "invalid", "none", "pass", "unsupported")
 MATRIX_COLUMNS = (
-    "verdict", "fault", "mitigation", "diverged", "errors", "replays", "upper_bound", "first", "ranks",
-    "plain_step_ms", "step_ms", "error", "log_tail",
+    "verdict", "fault", "mitigation", "diverged", "errors", "replays", "upper_bound", "first", "cause", "closer_look",
+    "loss", "ranks", "baseline", "differs_from_baseline", "baseline_loss", "plain_step_ms", "step_ms", "error",
+    "log_tail",
 )  # fmt: skip
 
 
@@ -30,15 +32,21 @@ def cell_table(sweep: Sweep) -> pd.DataFrame:
     `diverged` as "diverged/valid trials"; `errors`; `replays` as "diverged/compared replays" of the valid trials;
     `upper_bound`, below which the rate per replay lies with 95% confidence when none diverged; the `first` divergence
     of the first trial that has one; `ranks`, all that diverged in any trial; milliseconds of a step without and with
-    observation (medians of the valid trials); the first `error` and the end of its log.
+    observation (medians of the valid trials); the first `error` and the end of its log. With the first divergence its
+    `cause`; `closer_look`, what a drill found; `loss`, in how many of the diverged comparisons the loss differs, or how
+    many steps after the first divergence it does. Where cells have a `baseline`: which, where the cell
+    `differs_from_baseline` first, and whether its loss does.
     """
     rows = [_cell_row(sweep, group) for _, group in sweep.trials.groupby("cell", sort=False, dropna=False)]
     # The cell column names rows of a sweep without axes, and of a cell whose own file is broken.
     table = pd.DataFrame(rows)
     columns = [*(sweep.axes or ("slug",)), *(column for column in MATRIX_COLUMNS if column not in sweep.axes)]
-    for column in ("fault", "mitigation"):
-        if column not in sweep.axes and set(table[column]) <= {"none", ""}:
+    idle = {"fault": {"none", ""}, "mitigation": {"none", ""}, "closer_look": {""}, "baseline": {""}}
+    for column, nothing in idle.items():
+        if column not in sweep.axes and set(table[column]) <= nothing:
             columns.remove(column)
+    if "baseline" not in columns:
+        columns = [column for column in columns if column not in ("differs_from_baseline", "baseline_loss")]
     if sweep.positive_control:
         table["control"] = [judge(sweep, cell) for cell in table["cell"]]
         columns.append("control")
@@ -118,6 +126,10 @@ def _cell_row(sweep: Sweep, group: pd.DataFrame) -> dict[str, Any]:
         "replays": f"{diverged_replays}/{replays}",
         "upper_bound": upper_bound(replays) if replays and not diverged_replays else None,
         "first": _firsts(diverged),
+        "cause": "" if diverged.empty else str(diverged.iloc[0]["cause"] or ""),
+        "closer_look": _closer_look(sweep, row["cell"]),
+        "loss": ", ".join(dict.fromkeys(loss for loss in counted["loss"] if isinstance(loss, str))),
+        **_baseline(sweep, row["cell"]),
         "ranks": _listed({rank for ranks in diverged["diverged_ranks"] for rank in ranks}),
         "plain_step_ms": counted["plain_step_ms"].median(),
         "step_ms": counted["step_ms"].median(),
@@ -134,18 +146,60 @@ def _firsts(diverged: pd.DataFrame) -> str:
     return describe_first(diverged.iloc[0]) + more
 
 
-def describe_first(trial: pd.Series[Any]) -> str:
+def describe_first(trial: Mapping[Any, Any] | pd.Series[Any]) -> str:
     """Where a trial first diverged, as a few words: site, block, name, ranks, step and run."""
-    site, block, name = trial["first_site"], trial["first_block"], trial["first_name"]
-    if site in ("block_pre", "block_post"):
-        place = f"{site} of block {block}"
-    else:
-        place = str(site) if name == site else f"{site} {name}"
-    # A record that the other run does not have at this place, or has in another shape, is not one of other bits.
-    kind = "" if trial["first_kind"] in ("value", None) else f"{trial['first_kind']} differs at "
+    place = describe_place({key: trial[f"first_{key}"] for key in ("site", "block", "name", "phase", "kind")})
     ranks = trial["first_ranks"]
     where = f"rank{'s' if len(ranks) > 1 else ''} {_listed(ranks)}"
-    return f"{kind}{place}, {where}, step {trial['first_step']} {trial['first_run']}"
+    reference = str(trial["first_reference"])
+    against = f" against {reference.replace('trial', 'trial ')}" if reference.startswith("trial") else ""
+    return f"{place}, {where}, step {trial['first_step']} {trial['first_run']}{against}"
+
+
+def describe_place(record: Mapping[str, Any]) -> str:
+    """A record that differs, as a few words."""
+    site, name = record["site"], record["name"]
+    if str(site).startswith("block_"):
+        place = f"{site} of block {record['block']}"
+    else:
+        place = str(site) if name == site else f"{site} {name}"
+        # Of these the site does not say when in a step they are.
+        if site in ("op", "module", "collective_in", "collective_out", "rng", "param", "buffer", "optim"):
+            place += f" ({record['phase']})"
+    # A record that the other run does not have at this place, or has in another shape, is not one of other bits.
+    return place if record["kind"] in ("value", None) else f"{record['kind']} differs at {place}"
+
+
+def _closer_look(sweep: Sweep, cell: str) -> str:
+    drill = sweep.drills.get(cell)
+    if drill is None:
+        return ""
+    if not drill.first:
+        return f"{drill.verdict}: it did not show again"
+    return f"{drill.first['cause']}: {describe_first(drill.first)}"
+
+
+def _baseline(sweep: Sweep, cell: str) -> dict[str, str]:
+    found = sweep.baselines[sweep.baselines["cell"] == cell]
+    if found.empty:
+        return {"baseline": "", "differs_from_baseline": "", "baseline_loss": ""}
+    row = found.iloc[0]
+    baseline = "" if _missing(row["baseline"]) else _label(sweep, row["baseline"])
+    if not _missing(row["error"]):
+        return {"baseline": baseline, "differs_from_baseline": f"not compared: {row['error']}", "baseline_loss": ""}
+    place = "equal"
+    if not row["equal"]:
+        place = f"{row['cause']}: {describe_place(row)}, rank {row['rank']}, step {row['step']}"
+    return {
+        "baseline": baseline,
+        "differs_from_baseline": place,
+        "baseline_loss": "equal" if row["loss_equal"] else "differs",
+    }
+
+
+def _label(sweep: Sweep, cell: str) -> str:
+    config, overrides = sweep.configs[cell], sweep.overrides[cell]
+    return " ".join(f"{key}={value_of(config, key, overrides)}" for key in sweep.axes) or cell
 
 
 def _listed(ranks: Iterable[int]) -> str:

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from detsweep.analysis.control import GOOD
+from detsweep.analysis.findings import campaign_lines, closer_lines, note_lines
 from detsweep.analysis.matrix import FAILED, cell_table, upper_bound
 from detsweep.paths import SweepPaths, write_text
 
@@ -25,6 +26,10 @@ HEADERS = {
     "replays": "replays\ndiverged",
     "upper_bound": "95%\nbound",
     "first": "first\ndivergence",
+    "closer_look": "closer\nlook",
+    "loss": "loss\ndiffers",
+    "differs_from_baseline": "differs from\nbaseline",
+    "baseline_loss": "its\nloss",
     "ranks": "diverged\nranks",
     "plain_step_ms": "step\nms",
     "step_ms": "observed\nms",
@@ -41,7 +46,7 @@ MARKS = {
     "none": "? none yet",
 }
 # These fold; the number is the least width at which they are still read.
-FOLDED = {HEADERS["first"]: 24, "error": 40}
+FOLDED = {HEADERS["first"]: 24, HEADERS["closer_look"]: 24, HEADERS["differs_from_baseline"]: 24, "error": 40}
 # An error's text stands below the table too.
 EXPENDABLE = ("error", *(HEADERS[name] for name in ("plain_step_ms", "step_ms", "upper_bound", "replays")), "errors",
               HEADERS["diverged"], "mitigation", "fault")  # fmt: skip
@@ -81,7 +86,7 @@ def print_report(sweep: Sweep, console: Console | None = None) -> None:
     if left_out:
         names = ", ".join(column.replace("\n", " ") for column in left_out)
         console.print(f"(in matrix.md, too wide for here: {names})", soft_wrap=True)
-    for line in [*failures(sweep, Path.cwd()), *summary(sweep)]:
+    for line in [*campaign_lines(sweep), *failures(sweep, Path.cwd()), *summary(sweep)]:
         console.print(escape(line), soft_wrap=True)
 
 
@@ -115,6 +120,8 @@ def markdown(sweep: Sweep, table: pd.DataFrame) -> Iterator[str]:
     for _, row in shown.iterrows():
         yield "| " + " | ".join(str(item).replace("|", "\\|") for item in row) + " |"
     yield ""
+    if table_of_faults := campaign_lines(sweep):
+        yield from ("```", *table_of_faults, "```", "")
     for line in summary(sweep):
         yield f"- {line}"
     failed = list(failures(sweep, sweep.folder))
@@ -158,6 +165,7 @@ def summary(sweep: Sweep) -> list[str]:
     baseline = sweep.trials[(sweep.trials["mitigation"] == "none") & (sweep.trials["fault"] == "none")]
     if len(set(sweep.trials["mitigation"]) - {""}) > 1 and set(baseline["verdict"]) == {"pass"}:
         lines.append("without mitigations nothing diverged: this sweep says nothing about what they cure")
+    lines += [*note_lines(sweep), *closer_lines(sweep)]
     if sweep.positive_control:
         judged = list(cell_table(sweep)["control"])
         good = sum(word in GOOD for word in judged)

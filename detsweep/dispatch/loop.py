@@ -15,13 +15,14 @@ from typing import Any
 
 from detsweep import environment, locks, results
 from detsweep.capture import SCHEMA
+from detsweep.crosstrial import settled
 from detsweep.dispatch.local import LocalPool, Trial
 from detsweep.dispatch.progress import Progress
 from detsweep.dispatch.provenance import open_session
 from detsweep.dispatch.torchrun import environment_of, torchrun_arguments
 from detsweep.failures import tail
 from detsweep.paths import SweepPaths, write_json
-from detsweep.plan import Plan
+from detsweep.plan import Cell, Plan
 
 POLL_S = 0.05
 STOP_LIMIT_S = 60.0
@@ -81,13 +82,12 @@ def run_trials(plan: Plan, sweep: SweepPaths, arguments: Sequence[str]) -> bool:
     with stop_on_signals() as stop:
         try:
             open_session(sweep, plan, arguments)
-            queue = deque(_outstanding(plan, sweep))
-            slots = min(int(plan.options["launch"]["max_parallel"]), len(queue)) or 1
+            slots = int(plan.options["launch"]["max_parallel"])
             pool = LocalPool(sweep, session=lock.session, slots=slots, gpus=environment.visible_gpus())
             try:
-                fail_fast = bool(plan.options["launch"]["fail_fast"])
-                with Progress(plan, left=len(queue)) as progress:
-                    _drain(queue, sweep=sweep, pool=pool, progress=progress, stop=stop, fail_fast=fail_fast)
+                _launch(plan, sweep, pool, stop)
+                if plan.options["drill"] and not stop.requested and not pool.running:
+                    _drill(plan, sweep, pool, stop)
                 if not pool.running:
                     # Still under the lock: another driver's files of the same kind must not be there yet.
                     _clear_jobs(sweep, pool)
@@ -97,6 +97,33 @@ def run_trials(plan: Plan, sweep: SweepPaths, arguments: Sequence[str]) -> bool:
         finally:
             lock.release()
     return not stop.requested
+
+
+def _launch(plan: Plan, sweep: SweepPaths, pool: LocalPool, stop: Stop) -> None:
+    """Launch the trials of a plan that have no settled result, and wait for them."""
+    queue = deque(_outstanding(plan, sweep))
+    fail_fast = bool(plan.options["launch"]["fail_fast"])
+    with Progress(plan, left=len(queue)) as progress:
+        _drain(queue, sweep=sweep, pool=pool, progress=progress, stop=stop, fail_fast=fail_fast)
+
+
+def _drill(plan: Plan, sweep: SweepPaths, pool: LocalPool, stop: Stop) -> None:
+    """Run the cells that diverged once more, at the closest level of observation that each can have."""
+    known = {cell.id for cell in plan.cells}
+    diverged = [cell for cell in plan.cells if _diverged(cell, sweep)]
+    closer = [drilled for cell in diverged if (drilled := cell.closer()) is not None and drilled.id not in known]
+    for cell in diverged:
+        if cell.closer() is None:
+            print(f"{plan.label(cell)}: drill=true has no closer look at it")
+    if closer:
+        print(f"looking closer at {len(closer)} of {len(plan.cells)} cells")
+        _launch(Plan(tuple(closer), (), 0), sweep, pool, stop)
+
+
+def _diverged(cell: Cell, sweep: SweepPaths) -> bool:
+    found = {number: (trial, results.read_result(trial)) for number, trial in sweep.cell(cell.slug, cell.id).trials()}
+    trials = {number: (trial, result) for number, (trial, result) in found.items() if result is not None}
+    return any(result["verdict"] == "diverged" for result in settled(trials, cell.config).values())
 
 
 def _take_over(lock: locks.DriverLock, sweep: SweepPaths) -> None:

@@ -38,10 +38,7 @@ def mix_of(variant: str, seq_len: int) -> Mix:
     """The function of a variant; of `flex` it is made for one sequence length and the default device."""
     if variant == "flex":
         return _flex(seq_len)
-    try:
-        return {"math": _math, "sdpa": _sdpa, "flash": _flash}[variant]
-    except KeyError:
-        raise ValueError(f"model.attention={variant}: no such attention; valid: math, sdpa, flash, flex") from None
+    return {"math": _math, "sdpa": _sdpa, "flash": _flash}[variant]
 
 
 def _math(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

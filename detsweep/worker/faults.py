@@ -113,10 +113,10 @@ class Faults:
             if corrupt(local(parameter.grad), injection, strikes=strikes) and strikes:
                 self._note(injection, "grad", name, injection.block)
 
-    def drops_random_state(self, step: int, run: int) -> bool:
-        """Whether the random state is not to be restored before this run."""
+    def drops_random_state(self, step: int, run: int, *, moved: bool = True) -> bool:
+        """Whether the random state is not to be restored before this run; a fault only if it has `moved` since."""
         dropped = [i for i in self._ledger if i.kind == "rng_not_restored" and i.strikes(self._rank, step, run)]
-        for injection in dropped:
+        for injection in dropped if moved else ():
             self._step, self._run = step, run
             self._note(injection, "rng", "torch" if self._config["device"] == "cpu" else "device", None)
         return bool(dropped)

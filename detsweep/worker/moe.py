@@ -58,8 +58,6 @@ class MixtureOfExperts(nn.Module):
         self, hidden_size: int, ffn_size: int, *, experts: int, top_k: int, routing: str, combine: str = "index_put"
     ) -> None:
         super().__init__()
-        if combine not in COMBINES:
-            raise ValueError(f"moe.combine={combine}: no such combine; valid: {', '.join(COMBINES)}")
         self._combine = COMBINES[combine]
         self.router = Router(hidden_size, experts=experts, top_k=top_k, routing=routing)
         self.experts = nn.ModuleList(FeedForward(hidden_size, ffn_size) for _ in range(experts))

@@ -125,7 +125,9 @@ def _runs(step: TrainingStep, config: Mapping[str, Any], paths: TrialPaths, laun
     if config["mode"]["name"] == "resume":
         part = resumed if launch else interrupted
         return part(step, steps, modes.resumed_at(config), paths.checkpoint)
-    return replay(step, steps, runs, cold=config["warmup"] == 0)
+    # What a campaign costs says nothing: it has no control arm but in its first step.
+    plain_steps = 1 if config["fault"]["kind"] == "campaign" else steps
+    return replay(step, steps, runs, cold=config["warmup"] == 0, plain_steps=plain_steps)
 
 
 def _result(rank: int, streams: list[Stream], lost: list[str]) -> dict[str, Any]:

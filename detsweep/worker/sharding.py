@@ -16,7 +16,6 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from detsweep.worker.model import DTYPES, Block, RepeatedBlockModel
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
-WRAPS = ("block", "module", "root")
 
 
 def open_device(device_type: str) -> torch.device:
@@ -57,8 +56,7 @@ def shard(model: RepeatedBlockModel, config: Mapping[str, Any], device: torch.de
 
 def _units(model: RepeatedBlockModel, wrap: str) -> Iterator[nn.Module]:
     """From the inside out: fully_shard leaves out what is sharded already."""
-    if wrap not in WRAPS:
-        raise ValueError(f"wrap={wrap}: no such unit; valid: {', '.join(WRAPS)}")
+    assert wrap in ("block", "module", "root")
     for block in cast(Iterable[Block], model.blocks):
         if wrap == "module":
             yield from (block.attention, block.ffn)
@@ -72,6 +70,6 @@ def _mesh(config: Mapping[str, Any], device: torch.device) -> DeviceMesh:
     world, shard_ranks = dist.get_world_size(), config["world"]["shard_ranks"]
     if shard_ranks is None:
         return init_device_mesh(device.type, (world,))
-    if shard_ranks < 1 or world % shard_ranks:
-        raise ValueError(f"world.shard_ranks={shard_ranks}: must divide the {world} ranks")
+    # The mesh would be made all the same, without the ranks that are left over.
+    assert world % shard_ranks == 0
     return init_device_mesh(device.type, (world // shard_ranks, shard_ranks), mesh_dim_names=("replicate", "shard"))

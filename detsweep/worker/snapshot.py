@@ -81,6 +81,11 @@ class Snapshot:
         shards = tuple((tensor, local(tensor).clone()) for tensor in live)
         return cls(shards, RandomState.now(device), device, optimizer)
 
+    def random_moved(self) -> bool:
+        """Whether random numbers have been drawn since."""
+        now, then = RandomState.now(self.device).tensors(), self.random.tensors()
+        return any(now[name].numpy().tobytes() != state.numpy().tobytes() for name, state in then.items())
+
     @torch.no_grad()
     def restore(self, *, random: bool = True) -> None:
         """Bring everything back in place; with `random` false all but the random state."""

@@ -53,9 +53,12 @@ class ModuleHooks:
     def position(self) -> tuple[str, str]:
         """The module in whose forward or backward execution is, and the phase that this is."""
         if self._entered:
-            recomputing = self._observer.phase == "backward"
-            return self._entered[-1], "recompute" if recomputing else self._observer.phase
+            return self._entered[-1], self._forward_phase()
         return (self._backward_in if self._observer.phase == "backward" else ROOT), self._observer.phase
+
+    def _forward_phase(self) -> str:
+        """What the forward of a module is part of: a forward during backward is a recomputation."""
+        return "recompute" if self._observer.phase == "backward" else self._observer.phase
 
     def _hook(self, name: str, module: nn.Module, *, site: str) -> None:
         add = self._handles.append
@@ -88,7 +91,7 @@ class ModuleHooks:
 
         def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
             self._progress.at_block(number)
-            self._observer.record("block_pre", name, inputs[0], block=number, phase=self.position()[1])
+            self._observer.record("block_pre", name, inputs[0], block=number, phase=self._forward_phase())
             self._on_gradient(inputs[0], "block_grad_in", name, leaving=True)
 
         return hook
@@ -105,7 +108,7 @@ class ModuleHooks:
         forward, backward = ("block_post", "block_grad_out") if site == "block" else ("module", "module_grad_out")
 
         def hook(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
-            phase = self.position()[1]
+            phase = self._forward_phase()
             for number, tensor in enumerate(_tensors((output,))):
                 label = _numbered(name, number)
                 self._observer.record(forward, label, tensor, block=block, phase=phase)
@@ -136,7 +139,7 @@ class ModuleHooks:
         def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
             device = inputs[0].device
             state = torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device)
-            self._observer.record_random(name, state, block=block, phase=self.position()[1])
+            self._observer.record_random(name, state, block=block, phase=self._forward_phase())
 
         return hook
 

@@ -1,0 +1,70 @@
+"""What follows from a matrix, in lines of words: where to look closer, what stands out, how the detector did."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from detsweep.analysis.control import campaign
+
+if TYPE_CHECKING:
+    from detsweep.analysis.frames import Sweep
+
+CLOSER_SHOWN = 3
+NOTES_SHOWN = 4
+
+
+def closer_lines(sweep: Sweep) -> Iterator[str]:
+    """For cells whose cause could be said more exactly: the command that looks closer."""
+    coarse = sweep.trials[sweep.trials["closer"].notna() & (sweep.trials["fault"] == "none")]
+    coarse = coarse[~coarse["cell"].isin(list(sweep.drills))].drop_duplicates("cell")
+    for _, trial in coarse.head(CLOSER_SHOWN).iterrows():
+        told = {**sweep.overrides[trial["cell"]], "observe": trial["closer"]}
+        command = shlex.join(["python", "-m", "detsweep", *(f"{key}={value}" for key, value in told.items())])
+        yield f"{trial['slug']}: observed too coarsely to name the operator or collective; look closer: {command}"
+    if len(coarse) > CLOSER_SHOWN:
+        yield f"{len(coarse) - CLOSER_SHOWN} more cells could be looked at closer; drill=true does it for all of them"
+
+
+def note_lines(sweep: Sweep) -> Iterator[str]:
+    """What ranks saw beside divergences: values that are not finite, recomputations that differ."""
+    said = 0
+    for _, trial in sweep.trials.iterrows():
+        if trial["fault"] != "none":
+            continue
+        for note in trial["notes"]:
+            said += 1
+            if said <= NOTES_SHOWN:
+                yield f"{trial['slug']} trial {trial['trial']}: {note}"
+    if said > NOTES_SHOWN:
+        yield f"{said - NOTES_SHOWN} more notes of this kind: the column notes of .trials"
+
+
+def campaign_lines(sweep: Sweep) -> list[str]:
+    """The table of a fault campaign, and how many clean comparisons there were beside it; nothing without one."""
+    if not any(sweep.configs[cell]["fault"]["kind"] == "campaign" for cell in set(sweep.injections["cell"])):
+        return []
+    table = campaign(sweep)
+    view = Table(box=None, pad_edge=False)
+    names = ("mode", "persistence", "kind", "put in", "detected", "placed", "missed", "by replay")
+    for name in names:
+        view.add_column(name, justify="left" if name in names[:3] else "right", no_wrap=True)
+    for row in table[["mode", "persistence", "kind", "put_in", "detected", "placed", "missed", "by_replay"]].values:
+        view.add_row(*map(str, row))
+    sums = table[["put_in", "detected", "placed", "missed", "by_replay"]].sum()
+    view.add_row("all", "", "", *map(str, sums))
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(view)
+    lines = ["", *(line.rstrip() for line in captured.get().splitlines()), ""]
+    counted = sweep.trials.drop_duplicates(["cell", "trial"])
+    clean, alarms = int(counted["clean_comparisons"].sum()), int(counted["false_alarms"].sum())
+    lines.append(f"clean comparisons of a rank: {clean}, false alarms: {alarms}")
+    lost = int(sweep.injections["detected"].isna().sum())
+    if lost:
+        lines.append(f"{lost} faults were not put in: there was nothing to change where they were to strike")
+    return lines

@@ -1,0 +1,171 @@
+"""Rows of the frames, from the files of one cell: its trials, their divergences and faults, and its baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from detsweep import results
+from detsweep.analysis.cells import Broken
+from detsweep.analysis.injected import clean, injections
+from detsweep.baselines import value_of
+from detsweep.crosstrial import COMPARABLE, CrossComparison, against_baseline, settled
+from detsweep.paths import CellPaths, FileError, TrialPaths
+
+NO_VERDICT = "none"
+TRIAL_COLUMNS = (
+    "cell", "slug", "trial", "verdict", "mitigation", "fault", "mode", "diverged_ranks", "first_site", "first_block",
+    "first_name", "first_phase", "first_kind", "first_step", "first_run", "first_reference", "first_ranks", "cause",
+    "closer", "loss", "replays", "diverged_replays", "clean_comparisons", "false_alarms", "error", "error_ranks",
+    "notes", "log", "log_tail", "step_ms", "plain_step_ms", "seconds", "folder",
+)  # fmt: skip
+DIVERGENCE_COLUMNS = (
+    "cell", "trial", "rank", "step", "run", "reference", "seq", "site", "block", "name", "phase", "kind", "cause",
+    "origin", "closer", "level", "fault",
+)  # fmt: skip
+BASELINE_COLUMNS = (
+    "cell", "baseline", "equal", "compared", "differing", "site", "block", "name", "phase", "kind", "cause", "rank",
+    "step", "loss_equal", "error",
+)  # fmt: skip
+
+Cell = Mapping[str, Any]
+Trials = dict[int, tuple[TrialPaths, Mapping[str, Any]]]
+
+
+def read_trials(paths: CellPaths, cell: Cell) -> Trials:
+    """Every trial that a cell asks for or has, with its result; of mode `relaunch` as launches compare."""
+    numbers = {number for number, _ in paths.trials()} | set(range(cell["config"]["trials"]))
+    found = {
+        number: (paths.trial(number), results.read_result(paths.trial(number)) or {"verdict": NO_VERDICT})
+        for number in sorted(numbers)
+    }
+    judged = settled(found, cell["config"])
+    return {number: (folder, judged[number]) for number, (folder, _) in found.items()}
+
+
+def described(cell: Cell, axes: tuple[str, ...]) -> dict[str, Any]:
+    """What all trials of a cell have in common."""
+    config = cell["config"]
+    return {
+        **{axis: value_of(config, axis, cell["overrides"]) for axis in axes},
+        "cell": cell["id"],
+        "slug": cell["slug"],
+        "mitigation": value_of(config, "mitigation"),
+        "fault": config["fault"]["kind"],
+        "mode": config["mode"]["name"],
+    }
+
+
+def trial_row(number: int, trial: TrialPaths, result: Mapping[str, Any]) -> dict[str, Any]:
+    """What one trial came to."""
+    first = result.get("first") or {}
+    log = result.get("log")
+    return {
+        "trial": number,
+        "verdict": result["verdict"],
+        "diverged_ranks": tuple(result.get("diverged_ranks", ())),
+        **{f"first_{key}": first.get(key) for key in ("site", "block", "name", "phase", "kind", "step", "run")},
+        "first_reference": first.get("reference"),
+        "first_ranks": _ranks_at(first, result),
+        "cause": first.get("cause"),
+        "closer": first.get("closer"),
+        "loss": _loss(result.get("loss")),
+        "replays": result.get("replays"),
+        "diverged_replays": result.get("diverged_replays"),
+        "error": result.get("error"),
+        "error_ranks": tuple(result.get("error_ranks", ())),
+        "notes": tuple(result.get("notes", ())),
+        "log": str(trial.folder / log) if log else None,
+        "log_tail": "\n".join(result.get("log_tail", ())) or None,
+        "step_ms": result.get("step_ms"),
+        "plain_step_ms": result.get("plain_step_ms"),
+        "seconds": result.get("seconds"),
+        "folder": str(trial.folder),
+    }
+
+
+def fault_rows(cell: Cell, number: int, result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row for each fault that was put into a trial, or was to be."""
+    if result["verdict"] not in COMPARABLE:
+        return []
+    return [{"cell": cell["id"], "trial": number, **row} for row in injections(cell["config"], result)]
+
+
+def clean_counts(cell: Cell, result: Mapping[str, Any]) -> dict[str, int | None]:
+    """How many comparisons of a trial had no fault in them, and how many of these diverged."""
+    if result["verdict"] not in COMPARABLE:
+        return {"clean_comparisons": None, "false_alarms": None}
+    counted = clean(cell["config"], result)
+    return {"clean_comparisons": counted.compared, "false_alarms": counted.false_alarms}
+
+
+def divergence_rows(cell: Cell, number: int, result: Mapping[str, Any], *, shown_as: str) -> Iterator[dict[str, Any]]:
+    """A row for each rank, step and run that differed, under the cell that it is `shown_as`."""
+    config = cell["config"]
+    own = {"cell": shown_as, "trial": number, "fault": config["fault"]["kind"], "level": config["observe"]["name"]}
+    for rank in result.get("ranks", ()):
+        yield from ({**own, **divergence} for divergence in rank["divergences"])
+
+
+def broken_row(broken: Broken, axes: tuple[str, ...]) -> dict[str, Any]:
+    """The only trial of a cell that cannot be read."""
+    return {
+        **dict.fromkeys(axes, ""),
+        "cell": broken.cell,
+        "slug": broken.folder.name,
+        "mitigation": "",
+        "fault": "",
+        "mode": "",
+        **trial_row(0, TrialPaths(broken.folder), {"verdict": "error", "error": broken.error}),
+    }
+
+
+def baseline_row(cell: Cell, trials: Trials, baseline: Cell, its_trials: Trials) -> dict[str, Any]:
+    """How the first valid trial of a cell compares with its baseline's; the row says what is missing where one is."""
+    row: dict[str, Any] = {"cell": cell["id"], "baseline": baseline["id"]}
+    own, other = _first_valid(trials), _first_valid(its_trials)
+    if own is None or other is None:
+        return {**row, "error": "no result" if own is None else "its baseline has no result"}
+    try:
+        crossed = against_baseline(own, cell["config"], other, baseline["config"])
+    except FileError as error:
+        return {**row, "error": str(error)}
+    return {**row, **_crossed(crossed)}
+
+
+def _crossed(crossed: CrossComparison) -> dict[str, Any]:
+    first = crossed.first
+    place = {} if first is None else {key: value for key, value in first.to_json().items() if key in BASELINE_COLUMNS}
+    return {
+        **place,
+        "equal": first is None,
+        "compared": crossed.compared,
+        "differing": len({(d.step, d.run) for d in crossed.divergences}),
+        "loss_equal": crossed.loss_differs == 0,
+    }
+
+
+def _first_valid(trials: Trials) -> TrialPaths | None:
+    return next((folder for folder, result in trials.values() if result["verdict"] in COMPARABLE), None)
+
+
+def _ranks_at(first: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[int, ...]:
+    """The ranks whose own first divergence is at the trial's first place: in that step and run, at that record."""
+    if not first:
+        return ()
+    place = ("step", "run", "reference", "seq", "site", "name")
+    return tuple(
+        rank["rank"]
+        for rank in result.get("ranks", ())
+        if any(all(divergence.get(key) == first.get(key) for key in place) for divergence in rank["divergences"])
+    )
+
+
+def _loss(loss: Mapping[str, Any] | None) -> str | None:
+    """In how many of the diverged comparisons the loss differs, and how many steps later in a trajectory."""
+    if not loss or not loss["of"]:
+        return None
+    if "steps_later" in loss:
+        later = loss["steps_later"]
+        return "never" if later is None else "at once" if later == 0 else f"{later} steps later"
+    return f"{loss['differs']}/{loss['of']}"
