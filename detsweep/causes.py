@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from detsweep.capture import Record, Stream
-from detsweep.compare import Difference, Divergence, described, differences
+from detsweep.compare import NO_MAJORITY, Difference, Divergence, described, differences
 
 CAUSES: Mapping[str, str] = {
     "input": "the data differ",
@@ -74,6 +74,8 @@ def _attributed(
     restored: bool,
 ) -> Divergence:
     divergence = described(own.stream, own.first, own.reference)
+    if own.first.partner is not None and own.first.partner.digest == NO_MAJORITY:
+        return divergence  # who is wrong cannot be told, and with it not how
     origin = _origin(own, ranks, level, groups)
     if origin is not None:
         closer = None if level in ("collective", "op") else "collective"

@@ -47,8 +47,13 @@ def _variants(config: Mapping[str, Any]) -> Iterator[str]:
     level = config["observe"]["name"]
     if config["compile"] and level not in ("off", "block"):
         yield f"observe={level}: cannot look into compiled blocks; use observe=block, or compile=false"
+
+
+def unsupported(config: Mapping[str, Any]) -> str | None:
+    """Why a cell that makes sense elsewhere cannot be run on its device; None where it can."""
     if config["model"]["attention"] == "flex" and config["device"] == "cpu":
-        yield "model.attention=flex: torch has no backward of it on the CPU; use math, sdpa or flash"
+        return "model.attention=flex: torch has no backward of it on the CPU"
+    return None
 
 
 def _mode(config: Mapping[str, Any]) -> Iterator[str]:

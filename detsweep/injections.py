@@ -128,8 +128,11 @@ def cannot_strike(kind: str, config: Mapping[str, Any]) -> str | None:
         return "needs experts of at least 2"
     if kind == "rng_not_restored" and config["model"]["dropout"] == 0:
         return "needs a step that draws random numbers: model.dropout=0.1"
-    if kind in ("collective_flip", "reordered_collectives") and level not in ("collective", "op"):
-        return "needs observe=collective or observe=op"
+    if kind in ("collective_flip", "reordered_collectives"):
+        if level not in ("collective", "op"):
+            return "needs observe=collective or observe=op"
+        if config["world"]["nodes"] * config["world"]["nproc_per_node"] == 1:
+            return "needs at least 2 ranks: one has no collectives"
     if kind == "reordered_collectives":
         if config["model"]["num_layers"] < 3:
             return "needs model.num_layers of at least 3"

@@ -53,7 +53,8 @@ def judge(config: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]], streams
     else:
         judged = _lockstep(config, ranks, streams, replayed)
         compared = config["steps"] * config["runs"]
-    return Judged(judged, compared, _loss(config, judged, streams), list(_notes(streams)))
+    notes = [*_ties(config, judged), *_notes(streams)]
+    return Judged(judged, compared, _loss(config, judged, streams), notes)
 
 
 def _lockstep(
@@ -88,6 +89,18 @@ def _lockstep(
             }
         )
     return merged
+
+
+def _ties(config: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if config["mode"]["name"] != "lockstep":
+        return
+    tied = [d for rank in ranks for d in rank["divergences"] if d["reference"] == "vote" and d["cause"] is None]
+    if tied:
+        first = min(tied, key=lambda d: (d["step"], d["run"], d["seq"]))
+        yield (
+            f"ranks differ at {first['site']} {first['name']}, step {first['step']} {first['run']}, and no value has a "
+            f"majority: which rank is wrong is not known (with world.nproc_per_node=3 or more it can be voted on)"
+        )
 
 
 def _loss(

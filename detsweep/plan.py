@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from detsweep import baselines, environment, mitigations
+from detsweep import baselines, consistency, environment, mitigations
 from detsweep.capture import SCHEMA
 from detsweep.schema import FaultConfig
 from detsweep.validate import lookup, problems
@@ -131,9 +131,11 @@ def make_plan(points: Sequence[tuple[Sequence[str], Mapping[str, Any]]]) -> Plan
         if resolved.get("device") == "auto":
             resolved["device"] = "cuda" if gpus else "cpu"
         found.update(dict.fromkeys(_keep(resolved)))
-        found.update(dict.fromkeys(problems(resolved, gpus=len(gpus))))
+        wrong = problems(resolved, gpus=len(gpus))
+        found.update(dict.fromkeys(wrong))
         _forget_moot(resolved)
-        cell = _cell(overrides, resolved, "cpu" if resolved.get("device") == "cpu" else platform)
+        on = "cpu" if resolved.get("device") == "cpu" else platform
+        cell = _cell(overrides, resolved, None if wrong else _unsupported(resolved, on))
         cells.setdefault(cell.id, cell)
     found.update(dict.fromkeys(_swept_options([config for _, config in points])))
     if not found and (against := next(iter(cells.values())).config["against"]) is not None:
@@ -157,12 +159,16 @@ def _keep(config: dict[str, Any]) -> list[str]:
     return [f"keep_env={name}: this shell does not have it" for name in kept if name not in os.environ]
 
 
-def _cell(overrides: Sequence[str], config: Mapping[str, Any], platform: str) -> Cell:
+def _cell(overrides: Sequence[str], config: Mapping[str, Any], unsupported: str | None) -> Cell:
     told = dict(_told_apart(overrides))
-    reason = None
-    if not config.get("mitigation_force"):
-        reason = mitigations.unsupported_reason(config.get("mitigation", {}), platform)
-    return Cell(_identity(config), _slug(told) or str(config["model"]["name"]), told, config, reason)
+    return Cell(_identity(config), _slug(told) or str(config["model"]["name"]), told, config, unsupported)
+
+
+def _unsupported(config: Mapping[str, Any], platform: str) -> str | None:
+    reason = consistency.unsupported(config)
+    if reason is None and not config["mitigation_force"]:
+        reason = mitigations.unsupported_reason(config["mitigation"], platform)
+    return reason
 
 
 def _identity(config: Mapping[str, Any]) -> str:

@@ -23,6 +23,9 @@ def closer_lines(sweep: Sweep) -> Iterator[str]:
     coarse = sweep.trials[sweep.trials["closer"].notna() & (sweep.trials["fault"] == "none")]
     coarse = coarse[~coarse["cell"].isin(list(sweep.drills))].drop_duplicates("cell")
     for _, trial in coarse.head(CLOSER_SHOWN).iterrows():
+        if sweep.configs[trial["cell"]]["compile"]:
+            yield f"{trial['slug']}: what is compiled cannot be looked into; compare it with compile=false"
+            continue
         told = {**sweep.overrides[trial["cell"]], "observe": trial["closer"]}
         command = shlex.join(["python", "-m", "detsweep", *(f"{key}={value}" for key, value in told.items())])
         yield f"{trial['slug']}: observed too coarsely to name the operator or collective; look closer: {command}"
@@ -32,9 +35,12 @@ def closer_lines(sweep: Sweep) -> Iterator[str]:
 
 def note_lines(sweep: Sweep) -> Iterator[str]:
     """What ranks saw beside divergences: values that are not finite, recomputations that differ."""
+    lost = int(sweep.injections["detected"].isna().sum())
+    if lost:
+        yield f"{lost} faults were not put in: there was nothing to change where they were to strike"
     said = 0
     for _, trial in sweep.trials.iterrows():
-        if trial["fault"] != "none":
+        if trial["fault"] == "campaign":
             continue
         for note in trial["notes"]:
             said += 1
@@ -64,7 +70,4 @@ def campaign_lines(sweep: Sweep) -> list[str]:
     counted = sweep.trials.drop_duplicates(["cell", "trial"])
     clean, alarms = int(counted["clean_comparisons"].sum()), int(counted["false_alarms"].sum())
     lines.append(f"clean comparisons of a rank: {clean}, false alarms: {alarms}")
-    lost = int(sweep.injections["detected"].isna().sum())
-    if lost:
-        lines.append(f"{lost} faults were not put in: there was nothing to change where they were to strike")
     return lines

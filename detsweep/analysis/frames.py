@@ -15,10 +15,14 @@ from detsweep.analysis.cells import axes_of, read_cells, world_size
 from detsweep.analysis.injected import INJECTION_COLUMNS
 from detsweep.analysis.rows import NO_VERDICT, TRIAL_COLUMNS
 from detsweep.baselines import baseline_of
-from detsweep.capture import read_streams
+from detsweep.capture import Stream, read_streams
+from detsweep.compare import differences
 from detsweep.paths import SweepPaths, TrialPaths, read_json
 
 MATRIX_VERDICTS = (*results.VERDICTS, NO_VERDICT)
+DIFFERING_COLUMNS = (
+    "cell", "trial", "rank", "step", "run", "seq", "site", "block", "name", "phase", "kind",
+)  # fmt: skip
 RECORD_COLUMNS = (
     "cell", "trial", "rank", "step", "run", "seq", "site", "block", "name", "phase", "dtype", "shape", "digest",
 )  # fmt: skip
@@ -76,6 +80,24 @@ class Sweep:
             for r in stream.records
         ]  # fmt: skip
         return _frame(rows, RECORD_COLUMNS, ("block",))
+
+    def differing(self, *, cell: str | None = None, trial: int | None = None, rank: int | None = None) -> pd.DataFrame:
+        """Every record, not the first alone, in which a run differs from the first run of its step.
+
+        Raises FileError as `records` does.
+        """
+        rows = [
+            (one, number, stream.rank, stream.step, stream.run, r.seq, r.site, r.block, r.name, r.phase, found.kind)
+            for one, number, paths in _trial_folders(SweepPaths(self.folder))
+            if cell in (None, one) and trial in (None, number)
+            if paths.result.exists()
+            for number_of_rank in range(world_size(self.configs[one]))
+            if rank in (None, number_of_rank) and _has_records(paths, number_of_rank)
+            for reference, stream in _with_first_run(read_streams(paths.records(number_of_rank)))
+            for found in differences(reference, stream)
+            for r in (found.record,)
+        ]
+        return _frame(rows, DIFFERING_COLUMNS, ("block",))
 
     def matrix(
         self, *, rows: str | list[str] | None = None, columns: str | list[str] | None = None, value: str = "verdict"
@@ -152,6 +174,11 @@ def _drilled(trials: rows.Trials) -> Drill:
         if result.get("first"):
             return Drill("diverged", rows.trial_row(number, trial, result))
     return Drill(str(results_of[0]["verdict"]), {})
+
+
+def _with_first_run(streams: Sequence[Stream]) -> Iterator[tuple[Stream, Stream]]:
+    first = {stream.step: stream for stream in streams if stream.run == "r1"}
+    yield from ((first[stream.step], stream) for stream in streams if stream.run != "r1")
 
 
 def _has_records(trial: TrialPaths, rank: int) -> bool:

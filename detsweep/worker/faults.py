@@ -64,7 +64,8 @@ class Faults:
         for number in sorted({injection.block for injection in self._ledger}):
             block = model.blocks[number]
             block.register_forward_pre_hook(self._enter(number))
-            block.register_forward_hook(self._leave(number))
+            # Before FSDP2's own, which hooks the output's gradient: that is to be of what the step goes on with.
+            block.register_forward_hook(self._leave(number), prepend=True)
             if any(i.kind == "misrouted_expert" and i.block == number for i in self._ledger):
                 block.get_submodule("ffn.router").register_forward_hook(self._misroute(number))
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from detsweep.worker.observe import Observer
 
 COLLECTIVES = ("c10d", "_c10d_functional")
+# Of the same namespaces, and yet nothing that goes from rank to rank.
+_NO_COLLECTIVE = ("wait_tensor", "_wrap_tensor_autograd")
 # Memory that holds whatever was there before, and changes of a tensor's description only.
 _NOTHING_COMPUTED = frozenset({
     "aten.empty", "aten.empty_like", "aten.empty_strided", "aten.empty_permuted", "aten.new_empty",
@@ -109,7 +111,7 @@ class OperatorMode(TorchDispatchMode):
 
     def _collective(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         operator = _operator_of(func)
-        if operator == "wait_tensor":
+        if operator in _NO_COLLECTIVE:
             return func(*args, **kwargs)
         module, phase = self._position()
         group = self._group(args)
@@ -178,7 +180,8 @@ class FaultMode(TorchDispatchMode):
             if delivered and self._show("collective_out", None, delivered[0]) and func.namespace == "c10d":
                 # gloo copies a reduce-scatter's result with each wait, and the caller waits again: it gets a work
                 # that is done. Of such only torch's own fake collectives have one to give.
-                return (*result[:-1], FakeWork().boxed())
+                done = FakeWork().boxed()
+                return (*result[:-1], done) if isinstance(result, (list, tuple)) else done
         elif (block := self._inside()) is not None and _is_computed(func, result):
             self._show("op", block, result)
         return result
@@ -235,7 +238,7 @@ def _sides(func: Any) -> tuple[int | None, int | None]:
 def _delivered(func: Any, args: tuple[Any, ...], writes: int | None, result: Any) -> list[Tensor]:
     """What a collective brought to this rank, once the current stream has waited for it; on the CPU this waits."""
     if func.namespace != "c10d":
-        if _operator_of(func) == "wait_tensor":
+        if _operator_of(func) in _NO_COLLECTIVE:
             return []
         return [torch.ops._c10d_functional.wait_tensor(tensor) for tensor in tensors_in([result])]
     boxed = result[-1] if isinstance(result, (list, tuple)) else result
