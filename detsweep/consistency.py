@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from detsweep import mitigations
+from detsweep import mitigations, modes
 from detsweep.environment import FOREIGN
 from detsweep.injections import KINDS, can_strike, cannot_strike, site_of
 
@@ -85,6 +85,8 @@ def _fault(config: Mapping[str, Any]) -> Iterator[str]:
     elif kind == "campaign":
         if impossible := [name for name in fault["kinds"] if not can_strike(name, config)]:
             yield from (f"fault.kinds={name}: {cannot_strike(name, config)}" for name in impossible)
+        if modes.trains(config):
+            yield f"mode={config['mode']['name']}: in a campaign each fault has a step that starts clean; use mode=replay"
         if config["steps"] < 2:
             yield f"steps={config['steps']}: a campaign has one fault in each step after the first; at least 2"
     elif kind in KINDS and (reason := cannot_strike(kind, config)):

@@ -116,7 +116,7 @@ def cross_compare(
             continue
         compared += 1
         found += attribute(pairs, level=config["observe"]["name"], groups=groups, aligned=aligned).values()
-        loss_differs |= any(one.digests("loss") != two.digests("loss") for one, two in pairs.values())
+        loss_differs += any(one.digests("loss") != two.digests("loss") for one, two in pairs.values())
     return CrossComparison(compared, tuple(found), loss_differs)
 
 

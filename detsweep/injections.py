@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from detsweep.modes import resumed_at
+from detsweep.modes import resumed_at, trains
 
 ACTIVATIONS = ("block_post", "block_grad_in", "logits", "grad", "op")
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -77,9 +77,9 @@ def _single(config: Mapping[str, Any], chance: random.Random) -> Iterator[Inject
     run = None if fault["persistence"] == "persistent" else fault["run"]
     kind = fault["kind"]
     steps = list(range(config["steps"])) if fault["step"] is None else [fault["step"]]
-    if kind == "rng_not_restored" and config["mode"]["name"] == "resume":
-        # Random states are loaded once, before the first step of the second half.
-        steps = [resumed_at(config)]
+    if kind == "rng_not_restored" and trains(config):
+        # Random states are restored once: before a trajectory, or before the first step of its second half.
+        steps = [resumed_at(config) if config["mode"]["name"] == "resume" else 0]
     for step in steps:
         if chance.random() < fault["rate"]:
             rank = None if kind in EVERY_RANK else fault["rank"]

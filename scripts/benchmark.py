@@ -1,55 +1,39 @@
 """What detsweep costs, each figure taken within one run and held against its limit; leaves with 1 if one is missed.
 
-observe      time of a replayed step with observe=block over that with observe=off, model=small, 2 gloo ranks
+observe      time of a replayed step at each level of observation over that with observe=off, model=small, 2 gloo ranks
+records      bytes of the records of one rank and run, 24 layers, observe=block
 fingerprint  throughput of the default fingerprint on CPU over that of bitsum, one thread
 memory       peak memory of each fingerprint beyond the tensor itself
 sweep        time of a sweep of four tiny cells over that of four torchrun launches that do nothing
 
 Arms that are compared take turns, and take turns at being first, so that a machine that warms up, drifts or has other
-work favours neither. What is held against the limit is the median over all repetitions.
+work favours none. What is held against the limit is the median over all repetitions.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
-import os
 import re
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
+import levels
 import torch
-import torch.distributed as dist
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from measuring import Figure, finish, in_turn, ratios, seconds, torchrun, trial_spec
 from rich.console import Console
 from rich.table import Table
 
-from detsweep import fingerprints, schema
-from detsweep.dispatch.torchrun import environment_of
-from detsweep.paths import conf_dir, read_json, write_json
-from detsweep.plan import make_plan
-from detsweep.worker import model as models
-from detsweep.worker import settings, sharding
-from detsweep.worker.faults import Fault
-from detsweep.worker.observe import Observer
-from detsweep.worker.progress import Progress
-from detsweep.worker.replay import Replay
-from detsweep.worker.snapshot import Snapshot
+from detsweep import fingerprints
+from detsweep.paths import write_json
 
-T = TypeVar("T")
-Pairs = list[tuple[float, float]]
 MIB = 1 << 20
-PAIRS = 20  # runs of each arm in one launch of `observe`
-PARTS = ("forward and backward", "whole run")
+ROUNDS = 20  # runs of each level in one launch of `observe`
 BARE_RANK = """\
 import torch
 import torch.distributed as dist
@@ -59,133 +43,30 @@ dist.destroy_process_group()
 """
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One figure over all repetitions, the limit that its median must keep, and the two medians it was made of."""
-
-    name: str
-    case: str
-    values: list[float]
-    limit: float
-    at_least: bool = False
-    unit: str = ""
-    detail: str = ""
-
-    @property
-    def kept(self) -> bool:
-        return median(self.values) >= self.limit if self.at_least else median(self.values) <= self.limit
-
-
-def trial_spec(*overrides: str) -> dict[str, Any]:
-    """What a rank of this cell reads, composed from conf/ as the command line does it."""
-    schema.register()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        config: Any = OmegaConf.to_container(compose("config", ["device=cpu", *overrides]), resolve=True)
-    plan = make_plan([(overrides, config)])
-    assert not plan.problems, plan.problems
-    return plan.cells[0].spec(0)
-
-
-def torchrun(script: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script, *arguments]
-
-
-def finish(command: Sequence[str], spec: Mapping[str, Any]) -> str:
-    """Run a command in the environment of a trial, number of threads included, and return what it printed."""
-    variables = environment_of(spec, os.environ, ()).variables
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} left with {done.returncode}:\n{done.stdout}{done.stderr}")
-    return done.stdout
-
-
 def inner(what: str, *arguments: str) -> Any:
     """What a fresh process with a trial's environment measures."""
     return json.loads(finish([sys.executable, __file__, "--inner", what, *arguments], trial_spec()))
 
 
-def in_turn(first: Callable[[], T], second: Callable[[], T], *, pairs: int, warm_up: int) -> list[tuple[T, T]]:
-    """What both return, `pairs` times over after `warm_up` pairs that do not count."""
-    arms, found = (first, second), []
-    for number in range(warm_up + pairs):
-        order = (0, 1) if number % 2 == 0 else (1, 0)
-        taken = {arm: arms[arm]() for arm in order}
-        found.append((taken[0], taken[1]))
-    return found[warm_up:]
-
-
-def seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def ratios(name: str, case: str, groups: list[Pairs], limit: float, unit: str, *, at_least: bool = False) -> Figure:
-    """Of each group the median ratio of its pairs, whose two sides are neighbours in time."""
-    values = [median(own / other for own, other in pairs) for pairs in groups]
-    own, other = (median(side) for side in zip(*(pair for pairs in groups for pair in pairs), strict=True))
-    return Figure(name, case, values, limit, at_least, detail=f"{own:.2f} {unit} / {other:.2f} {unit}")
-
-
 def observe(repeats: int) -> list[Figure]:
     figures = []
     for dtype in ("bf16", "fp32"):
-        spec = trial_spec("model=small", f"dtype={dtype}")
-        launches = []
-        for _ in range(repeats):
-            with tempfile.TemporaryDirectory(prefix="detsweep-") as folder:
-                write_json(Path(folder) / "spec.json", spec)
-                finish(torchrun(__file__, "--inner", "ranks", folder), spec)
-                launches.append(read_json(Path(folder) / "times.json"))
-        figures += [
-            ratios("observe", f"{dtype}, {part}", [launch[part] for launch in launches], 1.05, "ms") for part in PARTS
-        ]
+        overrides = ("model=small", f"dtype={dtype}")
+        figures += levels.measure(dtype, overrides, repeats=repeats, rounds=ROUNDS)
     return figures
 
 
-def ranks(folder: str) -> None:
-    """One rank of `observe`: both levels on one model in one process, made as detsweep.worker.rank makes a cell."""
-    rank, spec = int(os.environ["RANK"]), read_json(Path(folder) / "spec.json")
-    config = spec["config"]
-    device = sharding.open_device(config["device"])
-    settings.apply(spec["settings"]["torch"])
-    sharding.open_group(device, spec["timeout_min"])
-    settings.seed_everything(config["seed"])
-    model = models.build(config, device)
-    sharding.shard(model, config, device)
-    progress = Progress(Path(folder) / f"rank{rank}.progress")
-    checksum, function = fingerprints.select(config["checksum"], device.type)
-    fault = Fault(config["fault"], rank=rank, vocab_size=config["model"]["vocab_size"])
-    batch, mode = models.batch(config, rank, device), config["checksum_mode"]
-
-    def arm(level: str) -> Callable[[], tuple[float, float]]:
-        observer = Observer(model, level=level, checksum=checksum, fingerprint=function, progress=progress)
-        replay = Replay(
-            model, batch, observer=observer, fault=fault, progress=progress, device=device, checksum_mode=mode
-        )
-
-        def run() -> tuple[float, float]:
-            snapshot.restore()
-            dist.barrier()
-            start = time.perf_counter()
-            # One run by itself: `steps` would add unobserved runs and snapshots of its own to both arms.
-            done = replay.observed_run(0, 1)
-            whole = (time.perf_counter() - start) * 1e3
-            assert bool(done.stream.digests("block_pre")) == (level != "off")
-            return done.milliseconds, whole
-
-        return run
-
-    gc.freeze()
-    snapshot = Snapshot.take(model, device)
-    # (pair, arm, part); a run has taken as long as on its slowest rank.
-    times = torch.tensor(in_turn(arm("block"), arm("off"), pairs=PAIRS, warm_up=3))
-    dist.all_reduce(times, op=dist.ReduceOp.MAX)
-    if rank == 0:
-        write_json(Path(folder) / "times.json", {part: times[..., n].tolist() for n, part in enumerate(PARTS)})
-    dist.destroy_process_group()
-    # As detsweep's ranks leave: gloo's threads do not always survive the interpreter's own end.
-    os._exit(0)
+def records(_: int) -> list[Figure]:
+    """Once is enough: how many records there are depends on the layers alone, not on sizes, and not on luck."""
+    with tempfile.TemporaryDirectory(prefix="detsweep-") as folder:
+        cell = ["device=cpu", "model.num_layers=24", "observe=block", f"folder={folder}"]
+        finish([sys.executable, "-m", "detsweep", *cell], trial_spec())
+        sizes = [
+            len(line) / 1e6
+            for file in Path(folder).glob("cells/*/trial0/rank*.jsonl")
+            for line in file.read_bytes().splitlines(keepends=True)
+        ]
+    return [Figure("records", "24 layers, largest of 2 ranks and runs", [max(sizes)], 1.0, unit="MB")]
 
 
 def fingerprint(repeats: int) -> list[Figure]:
@@ -198,7 +79,7 @@ def fingerprint(repeats: int) -> list[Figure]:
     return figures
 
 
-def throughput(checksum: str, dtype: str, repeats: str) -> tuple[str, Pairs]:
+def throughput(checksum: str, dtype: str, repeats: str) -> tuple[str, list[tuple[float, ...]]]:
     """What `checksum` stands for on CPU, and its GB/s and bitsum's in turn over one tensor of 64 MiB."""
     torch.set_num_threads(1)
     of_dtype = getattr(torch, dtype)
@@ -208,7 +89,7 @@ def throughput(checksum: str, dtype: str, repeats: str) -> tuple[str, Pairs]:
     def speed(function: Callable[[torch.Tensor], fingerprints.Digest]) -> Callable[[], float]:
         return lambda: tensor.nbytes / seconds(lambda: function(tensor)) / 1e9
 
-    return name, in_turn(speed(own), speed(fingerprints.bitsum), pairs=int(repeats), warm_up=1)
+    return name, in_turn([speed(own), speed(fingerprints.bitsum)], rounds=int(repeats), warm_up=1)
 
 
 def memory(repeats: int) -> list[Figure]:
@@ -256,14 +137,16 @@ def sweep(repeats: int) -> list[Figure]:
 
         def launches() -> None:
             for _ in range(4):
-                finish(torchrun(str(script)), spec)
+                finish(torchrun(2, str(script)), spec)
 
-        pairs = in_turn(lambda: seconds(cells), lambda: seconds(launches), pairs=max(3, repeats), warm_up=0)
+        pairs = in_turn([lambda: seconds(cells), lambda: seconds(launches)], rounds=max(3, repeats), warm_up=0)
     return [ratios("sweep", "4 cells / 4 bare launches", [[pair] for pair in pairs], 1.5, "s")]
 
 
-FIGURES: dict[str, Callable[[int], list[Figure]]] = {f.__name__: f for f in (observe, fingerprint, memory, sweep)}
-INNER: dict[str, Callable[..., Any]] = {f.__name__: f for f in (ranks, throughput, peak)}
+FIGURES: dict[str, Callable[[int], list[Figure]]] = {
+    f.__name__: f for f in (observe, records, fingerprint, memory, sweep)
+}
+INNER: dict[str, Callable[..., Any]] = {f.__name__: f for f in (throughput, peak)}
 
 
 def main() -> int:

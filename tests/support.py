@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,19 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from torch._C._distributed_c10d import HashStore
 
-from detsweep import results, schema
+from detsweep import modes, results, schema
 from detsweep.capture import SCHEMA, Record, Stream, write_streams
-from detsweep.compare import compare
 from detsweep.dispatch.provenance import open_session
 from detsweep.paths import SweepPaths, TrialPaths, conf_dir, write_json
 from detsweep.plan import Cell, Plan, make_plan
+from detsweep.worker.progress import Progress
+from detsweep.worker.rank import _prepare as prepare_rank
 from detsweep.worker.rank import _result as rank_result
-from detsweep.worker.replay import ReplayedStep, TimedRun
+from detsweep.worker.snapshot import RandomState
+from detsweep.worker.step import TrainingStep
 
 SEQUENCE: tuple[tuple[str, str, int | None], ...] = (
-    ("rng", "start.torch", None),
+    ("rng", "torch", None),
     ("input", "input_ids", None),
     ("block_pre", "blocks.0", 0),
     ("block_post", "blocks.0", 0),
@@ -41,6 +44,7 @@ SEQUENCE: tuple[tuple[str, str, int | None], ...] = (
 )
 """Site, name and block of the records that a written trial has in each of its runs."""
 INPUT, BLOCK_0_POST, BLOCK_1_POST, LOSS = 1, 3, 5, 7
+_PHASES = {"rng": "before", "input": "before", "grad": "backward", "param": "after"}
 
 
 def compose(*overrides: str) -> dict[str, Any]:
@@ -88,6 +92,26 @@ def stream(
     return Stream(rank, step, run, checksum, tuple(records))
 
 
+def record(
+    site: str,
+    name: str,
+    digest: int = 1,
+    *,
+    phase: str = "forward",
+    block: int | None = None,
+    inputs: int | None = None,
+    dtype: str = "float32",
+    shape: tuple[int, ...] = (2, 3),
+) -> Record:
+    """A record that has no place in a stream yet."""
+    return Record(-1, site, name, block, dtype, shape, digest, phase, inputs)
+
+
+def stream_of(records: Sequence[Record], *, rank: int = 0, step: int = 0, run: str = "r1") -> Stream:
+    """A stream of these records in this order."""
+    return Stream(rank, step, run, "xxh3", tuple(replace(one, seq=seq) for seq, one in enumerate(records)))
+
+
 def full_stream(rank: int, step: int, run: int, *, differs_from: int | None = None) -> Stream:
     """A stream of SEQUENCE whose digests are the same in every run, but for those from `differs_from` on."""
     records = []
@@ -95,7 +119,8 @@ def full_stream(rank: int, step: int, run: int, *, differs_from: int | None = No
         digest = (1 << 63) + 1000 * rank + 100 * step + seq
         if differs_from is not None and seq >= differs_from:
             digest += 10 * run + 7
-        records.append(Record(seq, site, name, block, "bfloat16", (2, 32, 64), digest))
+        phase = _PHASES.get(site, "forward")
+        records.append(Record(seq, site, name, block, "bfloat16", (2, 32, 64), digest, phase))
     return Stream(rank, step, f"r{run}", "xxh3", tuple(records))
 
 
@@ -110,18 +135,12 @@ def write_rank(
     plain_milliseconds: float = 2.0,
 ) -> None:
     """Write what a rank leaves behind; `differs` maps (step, run) to the record from which on that run differs."""
-    places = differs or {}
-    comparisons, steps = [], []
     trial.folder.mkdir(parents=True, exist_ok=True)
-    for step in range(spec["config"]["steps"]):
-        streams = [
-            full_stream(rank, step, run, differs_from=places.get((step, run)))
-            for run in range(1, spec["config"]["runs"] + 1)
-        ]
-        write_streams(trial.records(rank), streams, world_size=spec["world_size"])
-        comparisons += [compare(streams[0], other) for other in streams[1:]]
-        steps.append(ReplayedStep(tuple(TimedRun(one, milliseconds) for one in streams), (plain_milliseconds,) * 2))
-    write_json(trial.rank_result(rank), rank_result(rank, comparisons, steps, list(lost), 6.25))
+    places = [(step, int(run.removeprefix("r"))) for step, run in modes.expected_runs(spec["config"])]
+    streams = [full_stream(rank, *place, differs_from=(differs or {}).get(place)) for place in places]
+    write_streams(trial.records(rank), streams, world_size=spec["world_size"])
+    also = {"loss": 6.25, "injected": [], "groups": {}, "step_ms": milliseconds, "plain_step_ms": plain_milliseconds}
+    write_json(trial.rank_result(rank), {**rank_result(rank, streams, list(lost)), **also})
 
 
 def write_trial(
@@ -194,3 +213,24 @@ def group_of_one() -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def prepared(folder: Path, *overrides: str, rank: int = 0) -> TrainingStep:
+    """The step of a cell as a rank prepares it: model, observer and faults; in a group of one, for the CPU."""
+    config = compose("world.nproc_per_node=1", "model.num_layers=2", *overrides)
+    return prepare_rank(config, rank, torch.device("cpu"), Progress(folder / "rank000.progress"))[2]
+
+
+@contextmanager
+def one_rank() -> Iterator[None]:
+    """A group of one with one thread; what draws random numbers meanwhile draws none of other tests'."""
+    state = RandomState.now(torch.device("cpu"))
+    with group_of_one(), one_thread():
+        yield
+    state.restore(torch.device("cpu"))
+
+
+def random_bytes() -> dict[str, bytes]:
+    """The bytes of every random state now: one may hold a NaN, which equals nothing."""
+    states = RandomState.now(torch.device("cpu")).tensors()
+    return {name: state.numpy().tobytes() for name, state in states.items()}

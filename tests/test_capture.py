@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,15 +23,32 @@ def _example() -> Stream:
         Record(4, "block_post", "blocks.1", 1, "bfloat16", (2, 32, 64), -7),
         Record(5, "logits", "logits", None, "bfloat16", (2, 32, 512), 8),
         Record(6, "loss", "loss", None, "float32", (), 1086904115),
-        Record(7, "global", "loss^output", None, "float32", (), 9),
-        Record(8, "grad", "norm.weight", None, "bfloat16", (64,), 10),
-        Record(9, "param", "norm.weight", None, "bfloat16", (64,), 11),
+        Record(7, "global", "loss^output", None, "float32", (), 9, "backward"),
+        Record(8, "op", "aten.mm in blocks.0", 0, "bfloat16", (64, 64), 12, "recompute", 2**64 - 2),
+        Record(9, "op", "aten.mul in blocks.0", 0, "bfloat16", (64, 64), 13, "backward", 0),
+        Record(10, "grad", "norm.weight", None, "bfloat16", (64,), 10, "backward"),
+        Record(11, "param", "norm.weight", None, "bfloat16", (64,), 11, "after"),
     )
-    return Stream(3, 1, "r2", "mixed", records)
+    return Stream(3, 1, "r2", "mixed", records, {"loss": 1, "norm.weight": 64})
 
 
 def test_a_line_holds_its_stream_whole() -> None:
     assert from_line(to_line(_example(), world_size=4)) == _example()
+
+
+def test_a_record_without_inputs_of_its_own_takes_no_room_for_them() -> None:
+    records = json.loads(to_line(_example(), world_size=4))["records"]
+    assert records[0] == ["input", "input_ids", None, "int64", [2, 32], 2**64 - 1, "forward"]
+    assert records[8][6:] == ["recompute", 2**64 - 2]
+    assert records[9][6:] == ["backward", 0]
+
+
+def test_parameters_before_the_step_are_not_those_that_it_left() -> None:
+    before, after = (Record(0, "param", "w", None, "float32", (2,), 5, phase) for phase in ("before", "after"))
+    params = [
+        json.loads(to_line(Stream(0, 0, "r1", "xxh3", (one,)), world_size=1))["params"] for one in (before, after)
+    ]
+    assert params == [{}, {"w": 5}]
 
 
 def test_a_line_has_the_keys_of_the_recipe() -> None:
@@ -43,6 +61,8 @@ def test_a_line_has_the_keys_of_the_recipe() -> None:
         "loss_bits": 1086904115,
         "output_bits": 8,
         "global_bits": 9,
+        "order_bits": _example().order_bits(),
+        "nonfinite": {"loss": 1, "norm.weight": 64},
         "block_pre": [5, 6],
         "block_post": [6, -7],
         "grads": {"norm.weight": 10},
@@ -65,9 +85,11 @@ def test_a_line_is_one_line() -> None:
 
 def test_order_bits_follow_the_order_alone() -> None:
     reference = stream(("input", "a", 1), ("loss", "b", 2))
-    assert reference.order_bits() == xxhash.xxh3_64_intdigest(b"input\ta\nloss\tb")
+    assert reference.order_bits() == xxhash.xxh3_64_intdigest(b"input\ta\tforward\nloss\tb\tforward")
     assert reference.order_bits() == stream(("input", "a", 8), ("loss", "b", 9), rank=1, run="r2").order_bits()
     assert reference.order_bits() != stream(("loss", "b", 2), ("input", "a", 1)).order_bits()
+    records = (replace(reference.records[0], phase="before"), reference.records[1])
+    assert reference.order_bits() != replace(reference, records=records).order_bits()
 
 
 def test_digests_come_by_site_in_order() -> None:
@@ -113,8 +135,17 @@ def test_a_last_line_cut_off_is_named_by_file_and_line(tmp_path: Path, kept: int
 
 @pytest.mark.parametrize(
     "damaged",
-    ["{\n", "[]\n", "null\n", '{"schema": 1}\n', '{"schema": 1, "rank": 0, "records": [["loss"]]}\n', "\n"],
-    ids=["torn", "list", "null", "keys missing", "record too short", "blank"],
+    [
+        "{\n",
+        "[]\n",
+        "null\n",
+        f'{{"schema": {SCHEMA}}}\n',
+        to_line(stream(("loss", "loss", 1)), world_size=1).replace(',1,"forward"]', "]") + "\n",
+        to_line(stream(("loss", "loss", 1)), world_size=1).replace('"forward"', '"forward",1,2') + "\n",
+        to_line(stream(("loss", "loss", 1)), world_size=1).replace('"nonfinite"', '"finite"') + "\n",
+        "\n",
+    ],
+    ids=["torn", "list", "null", "keys missing", "record too short", "record too long", "no nonfinite", "blank"],
 )
 def test_a_line_that_is_no_stream_is_named_by_file_and_line(tmp_path: Path, damaged: str) -> None:
     path = tmp_path / "rank000.jsonl"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from detsweep import environment
+from detsweep.consistency import RESERVED
 from detsweep.environment import ChildEnvironment, changes_numerics, child_environment, gpu_platform, visible_gpus
-from detsweep.validate import RESERVED
 
 SHELL = {
     "PATH": "/bin",

@@ -19,6 +19,7 @@ from detsweep.fingerprints import (
     as_int64,
     bitsum,
     collect,
+    combine,
     local,
     mixed,
     raw_bits,
@@ -414,3 +415,69 @@ def test_as_int64_keeps_all_64_bits(number: int) -> None:
 def test_raw_bits_of_a_scalar_are_its_own_pattern(dtype: torch.dtype, bits: int) -> None:
     assert int(raw_bits(torch.tensor(1.5, dtype=dtype))) == bits
     assert int(raw_bits(torch.tensor(-1.5, dtype=dtype))) == bits - (1 << (8 * dtype.itemsize - 1))
+
+
+# --- several digests as one ------------------------------------------------------------------------------------------
+
+
+def test_one_digest_is_combined_to_itself() -> None:
+    digest = mixed(torch.arange(4.0))
+    assert combine([2**64 - 1]) == 2**64 - 1
+    assert combine([digest]) is digest
+
+
+def test_several_digests_are_hashed_as_64_bit_numbers_in_their_order() -> None:
+    expected = xxhash.xxh3_64_intdigest((5).to_bytes(8, "little") + (2**64 - 1).to_bytes(8, "little"))
+    assert combine([5, 2**64 - 1]) == expected
+    assert combine([2**64 - 1, 5]) != expected
+    assert combine([5, 2**64 - 1, 0]) != expected
+    assert combine([]) == xxhash.xxh3_64_intdigest(b"")
+
+
+def test_a_signed_digest_counts_as_its_64_bits() -> None:
+    assert combine([1, -1]) == combine([1, 2**64 - 1])
+
+
+def test_digests_on_a_device_are_combined_there() -> None:
+    one, other = mixed(torch.arange(4.0)), mixed(torch.arange(5.0))
+    together = combine([one, other])
+    assert isinstance(together, Tensor)
+    assert (together.dtype, together.shape) == (torch.int64, ())
+    assert torch.equal(together, mixed(torch.stack([one, other])))
+    assert not torch.equal(together, mixed(torch.stack([other, one])))
+
+
+def test_digests_of_both_kinds_are_combined_on_the_device() -> None:
+    one = mixed(torch.arange(4.0))
+    together, swapped = combine([one, 2**64 - 1]), combine([2**64 - 1, one])
+    assert isinstance(together, Tensor)
+    assert torch.equal(together, mixed(torch.stack([one, torch.tensor(-1)])))
+    assert _value(together) != _value(swapped)
+
+
+# --- what hashing leaves behind --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("view", [lambda t: t, lambda t: t[2:5], lambda t: t.t()], ids=["whole", "part", "transposed"])
+def test_a_hashed_tensors_memory_can_still_be_freed(name: str, view: Callable[[Tensor], Tensor]) -> None:
+    # FSDP2 frees what it gathered by resizing its storage to nothing, and needs the very same storage again.
+    tensor = torch.randn(8, 8)
+    digest = _value(ALL[name](view(tensor)))
+    size = tensor.untyped_storage().size()
+    kept = tensor.clone()
+    tensor.untyped_storage().resize_(0)
+    tensor.untyped_storage().resize_(size)
+    tensor.copy_(kept)
+    assert _value(ALL[name](view(tensor))) == digest
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_hashing_changes_no_bit_and_no_graph(name: str) -> None:
+    tensor = torch.randn(5, 3, requires_grad=True)
+    before = tensor.detach().clone()
+    ALL[name](tensor)
+    assert torch.equal(tensor, before)
+    assert tensor.grad_fn is None
+    tensor.sum().backward()
+    assert tensor.grad is not None

@@ -122,7 +122,15 @@ def test_all_cells_are_the_folders_of_cells(tmp_path: Path) -> None:
 
 def test_the_names_of_a_trials_files_are_those_of_the_contract(tmp_path: Path) -> None:
     trial = SweepPaths(tmp_path).cell("slug", "id").trial(3)
-    files = (trial.spec, trial.job, trial.result, trial.records(7), trial.rank_result(7), trial.environment(7))
+    files = (
+        trial.spec,
+        trial.job,
+        trial.result,
+        trial.records(7),
+        trial.rank_result(7),
+        trial.environment(7),
+        trial.checkpoint,
+    )
     assert [str(path.relative_to(trial.folder)) for path in files] == [
         "spec.json",
         "job.json",
@@ -130,6 +138,7 @@ def test_the_names_of_a_trials_files_are_those_of_the_contract(tmp_path: Path) -
         "rank007.jsonl",
         "rank007.result.json",
         "environment-rank007.json",
+        "checkpoint",
     ]
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from detsweep import results
-from detsweep.capture import SCHEMA
+from detsweep.capture import SCHEMA, read_streams, write_streams
 from detsweep.paths import SweepPaths, TrialPaths, read_json, write_json
 from detsweep.results import merge, read_result, unsupported
 from tests.support import BLOCK_0_POST, BLOCK_1_POST, INPUT, LOSS, SEQUENCE, one_cell, trial_of, write_rank, write_trial
@@ -109,6 +110,57 @@ def test_a_setting_that_was_lost_makes_the_trial_invalid(
     result = write_trial(trial, one_cell(), differs=differs, lost=lost)
     assert result["verdict"] == "invalid"
     assert result["error"] == "not in force: rank 1: NCCL_ALGO should be Ring, is unset"
+
+
+# --- modes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["train", "resume"])
+def test_a_trajectory_is_judged_step_by_step(trial: TrialPaths, mode: str) -> None:
+    cell = one_cell(f"mode={mode}", "steps=4")
+    result = write_trial(trial, cell, differs={1: {(2, 2): BLOCK_1_POST, (3, 2): INPUT}})
+    assert (result["verdict"], result["replays"], result["diverged_replays"]) == ("diverged", 4, 2)
+    assert (result["first"]["step"], result["first"]["run"], result["first"]["site"]) == (2, "r2", "block_post")
+    assert result["loss"] == {"differs": 2, "of": 2, "steps_later": 0}
+
+
+def test_records_of_the_first_launch_alone_are_an_error(trial: TrialPaths) -> None:
+    spec = one_cell("mode=resume", "steps=4").spec(0)
+    for rank in range(2):
+        write_rank(trial, spec, rank)
+    lines = trial.records(1).read_text().splitlines(keepends=True)
+    trial.records(1).write_text("".join(lines[:6]))
+    assert _error(trial, spec) == f"{trial.records(1)} holds 6 runs that are not the 8 of rank 1"
+    # As the last launch would have left it, had it begun at another step.
+    trial.records(1).write_text("".join([*lines[:6], lines[7], lines[7]]))
+    assert "runs that are not the 8 of rank 1" in _error(trial, spec)
+
+
+def test_what_the_first_of_two_launches_leaves_is_no_result(trial: TrialPaths) -> None:
+    spec = one_cell("mode=resume", "steps=4").spec(0)
+    for rank in range(2):
+        write_rank(trial, spec, rank)
+    write_json(trial.rank_result(1), {"schema": SCHEMA, "rank": 1, "verdict": "none"})
+    expected = "differs, divergences, lost, plain_step_ms, replays, step_ms"
+    assert _error(trial, spec) == f"{trial.rank_result(1)} has no {expected}"
+
+
+def test_in_lockstep_each_rank_is_held_against_the_others(trial: TrialPaths) -> None:
+    # Digests of full streams are each rank's own: no two ranks agree in anything.
+    result = write_trial(trial, one_cell("mode=lockstep", "world.nproc_per_node=3", "runs=1"))
+    assert (result["verdict"], result["diverged_ranks"], result["replays"]) == ("diverged", [0, 1, 2], 1)
+    assert result["first"]["reference"] == "vote"
+
+
+def test_causes_and_notes_are_part_of_a_result(trial: TrialPaths) -> None:
+    result = write_trial(trial, one_cell(), differs={0: {(0, 2): INPUT}, 1: {(0, 2): BLOCK_0_POST}})
+    assert [rank["divergences"][0]["cause"] for rank in result["ranks"]] == ["input", "compute"]
+    assert (result["first"]["cause"], result["loss"], result["notes"]) == ("input", {"differs": 1, "of": 1}, [])
+    spec = one_cell().spec(0)
+    streams = [replace(one, nonfinite={"loss": 1}) for one in read_streams(trial.records(1))]
+    trial.records(1).unlink()
+    write_streams(trial.records(1), streams, world_size=2)
+    assert _merged(trial, spec)["notes"] == ["rank 1: 1 values of loss are not finite, step 0 r1"]
 
 
 # --- what is missing is never a pass ---------------------------------------------------------------------------------
@@ -321,6 +373,8 @@ def test_a_result_that_was_copied_from_another_cell_is_an_error(tmp_path: Path) 
         ("diverged_ranks", 1),
         ("error_ranks", "1"),
         ("log_tail", "a line"),
+        ("notes", "a note"),
+        ("loss", 6.25),
         ("first", []),
         ("files", ["rank000.jsonl"]),
         ("differs", 3),

@@ -92,9 +92,7 @@ class Observer:
     def count_nonfinite(self, name: str, tensor: Tensor) -> None:
         """Count what is infinite or not a number; collected with the digests."""
         with self.unseen():
-            own = local(tensor)
-            # The sum of finite numbers is finite, or too large: only then is it worth a count.
-            self._nonfinite.append((name, (~torch.isfinite(own)).sum()))
+            self._nonfinite.append((name, (~torch.isfinite(local(tensor))).sum()))
 
     @contextmanager
     def observed(self) -> Iterator[None]:

@@ -19,7 +19,14 @@ def test_torchrun_gets_the_world_of_the_cell_and_the_trials_folder(tmp_path: Pat
     arguments = torchrun_arguments(one_cell("world.nproc_per_node=3").spec(0), trial)
     assert "--nproc-per-node=3" in arguments
     assert "--nnodes=1" in arguments
-    assert arguments[-3:] == ["-m", "detsweep.worker", str(trial.folder)]
+    assert arguments[-4:] == ["-m", "detsweep.worker", str(trial.folder), "0"]
+
+
+def test_a_launch_is_told_its_number(tmp_path: Path) -> None:
+    spec, trial = one_cell("mode=resume", "steps=2").spec(0), TrialPaths(tmp_path)
+    first, second = (torchrun_arguments(spec, trial, launch) for launch in (0, 1))
+    assert (first[-1], second[-1]) == ("0", "1")
+    assert first[:-1] == second[:-1]
 
 
 def test_a_failed_rank_is_never_restarted(tmp_path: Path) -> None:

@@ -1,176 +1,289 @@
-"""Faults: exactly what was asked for, where and when it was asked for, and nothing else."""
+"""Faults: exactly what was asked for, where and when it was asked for, on record, and nothing else."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from detsweep.worker.faults import Fault, fail, flip_bit
-from detsweep.worker.model import batch, build
-from tests.support import compose
+from detsweep.capture import Stream
+from detsweep.compare import compare
+from detsweep.injections import KINDS
+from detsweep.worker.faults import Struck, fail
+from detsweep.worker.model import batch
+from detsweep.worker.replay import replay
+from detsweep.worker.step import TrainingStep
+from tests.support import compose, one_rank, prepared
 
-CPU = torch.device("cpu")
-WIDTHS = {torch.bfloat16: 16, torch.float16: 16, torch.float32: 32}
-
-
-def _words(tensor: Tensor) -> Tensor:
-    integer = torch.int32 if tensor.element_size() == 4 else torch.int16
-    return tensor.detach().contiguous().view(-1).view(integer).to(torch.int64) & ((1 << 8 * tensor.element_size()) - 1)
-
-
-def _flipped_bits(one: Tensor, other: Tensor) -> list[tuple[int, int]]:
-    """(element, bit) of every bit in which two tensors differ."""
-    difference = (_words(one) ^ _words(other)).tolist()
-    return [(at, bit) for at, word in enumerate(difference) for bit in range(32) if word >> bit & 1]
+Streams = dict[tuple[int, int], Stream]
+"""By step and run."""
 
 
-@pytest.mark.parametrize(("dtype", "bit"), [(dtype, bit) for dtype in WIDTHS for bit in range(WIDTHS[dtype])], ids=str)
-def test_exactly_the_bit_asked_for_is_flipped(dtype: torch.dtype, bit: int) -> None:
-    tensor = torch.linspace(-2, 2, 24).to(dtype).view(2, 3, 4)
-    before = tensor.clone()
-    flipped = flip_bit(tensor, element=17, bit=bit)
-    assert _flipped_bits(tensor, flipped) == [(17, bit)]
-    assert flipped.shape == tensor.shape
-    assert torch.equal(_words(tensor), _words(before))
+@pytest.fixture(autouse=True)
+def _group() -> Iterator[None]:
+    with one_rank():
+        yield
 
 
-def test_the_last_bit_is_the_sign() -> None:
-    assert flip_bit(torch.tensor([1.5, -2.0]), element=1, bit=31).tolist() == [1.5, 2.0]
-    assert flip_bit(torch.tensor([1.5], dtype=torch.bfloat16), element=0, bit=15).tolist() == [-1.5]
-    assert flip_bit(torch.tensor([1.5], dtype=torch.float64), element=0, bit=63).tolist() == [-1.5]
+def _replayed(step: TrainingStep, steps: int = 1, runs: int = 2) -> Streams:
+    done = [run.stream for one in replay(step, steps, runs, cold=True, plain_steps=steps) for run in one.runs]
+    return {(stream.step, int(stream.run[1:])): stream for stream in done}
 
 
-def test_an_element_is_counted_in_row_major_order_whatever_the_strides() -> None:
-    transposed = torch.arange(12.0).view(3, 4).t()
-    flipped = flip_bit(transposed, element=1, bit=31)
-    assert flipped[0, 1] == -4.0
-    assert _flipped_bits(transposed, flipped) == [(1, 31)]
+def _places(streams: Streams) -> dict[tuple[int, int], tuple[str, str, int | None]]:
+    """Of each run that differs from the first of its step: where it does first."""
+    firsts = {place: compare(streams[place[0], 1], stream).first for place, stream in streams.items() if place[1] > 1}
+    return {place: (one.site, one.name, one.block) for place, one in firsts.items() if one is not None}
 
 
-def test_a_flip_twice_is_none() -> None:
-    tensor = torch.randn(5)
-    assert torch.equal(flip_bit(flip_bit(tensor, element=2, bit=9), element=2, bit=9), tensor)
+QKV = "blocks.1.attention.qkv.weight"
+BLOCK_1 = ("block_post", "blocks.1", 1)
+FAULTS: dict[str, tuple[tuple[str, ...], tuple[str, str | None, int | None]]] = {
+    "input_flip": ((), ("input", "input_ids", None)),
+    "bit_flip": ((), BLOCK_1),
+    "bit_flip block_grad_in": (("fault.site=block_grad_in",), ("block_grad_in", "blocks.1", 1)),
+    "bit_flip logits": (("fault.site=logits",), ("logits", "logits", None)),
+    "bit_flip grad": (("fault.site=grad",), ("grad", QKV, 1)),
+    "bit_flip op": (("fault.site=op", "observe=op", "fault.number=3"), ("op", None, 1)),
+    "stride_flip": ((), BLOCK_1),
+    "swap": ((), BLOCK_1),
+    "ulp_pair": ((), BLOCK_1),
+    "zero_sign": (("dtype=fp32",), BLOCK_1),
+    "zero_sign logits": (("fault.site=logits",), ("logits", "logits", None)),
+    "zero_sign grad": (("fault.site=grad",), ("grad", QKV, 1)),
+    "nan_payload": (("dtype=fp32",), BLOCK_1),
+    "nan_payload grad": (("fault.site=grad",), ("grad", QKV, 1)),
+    "zeroed_shard": ((), ("param", QKV, 1)),
+    "param_drift": ((), ("param", QKV, 1)),
+    "rng_not_restored": (("model.dropout=0.1",), ("rng", "torch", None)),
+    "misrouted_expert": (("experts=2",), BLOCK_1),
+    "misrouted_expert module": (("experts=2", "observe=module"), ("module", "blocks.1.ffn.router", 1)),
+}
+"""Of each fault what its cell needs, and where it is put in and to be found."""
 
 
-def test_gradients_flow_through_a_flip_unchanged() -> None:
-    weight = torch.linspace(1, 4, 4).requires_grad_()
-    (flip_bit(weight * 3, element=1, bit=31) * torch.tensor([1.0, 10.0, 100.0, 1000.0])).sum().backward()
-    assert weight.grad is not None
-    assert torch.equal(weight.grad, torch.tensor([3.0, 30.0, 300.0, 3000.0]))
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_noted_and_found_where_it_was_put_in(tmp_path: Path, fault: str) -> None:
+    overrides, (site, name, block) = FAULTS[fault]
+    kind = fault.partition(" ")[0]
+    step = prepared(tmp_path, f"fault={kind}", "fault.block=1", "runs=3", *overrides)
+    places = _places(_replayed(step, runs=3))
+    assert step.faults.struck == [Struck(kind, 0, 2, site, name, block)]
+    assert places.keys() == {(0, 2)}
+    found = places[0, 2]
+    assert found == (site, name or found[1], block)
+
+
+def test_every_kind_that_one_rank_can_have_is_among_them() -> None:
+    elsewhere = {"stale_tensor", "collective_flip", "reordered_collectives"}
+    assert {fault.partition(" ")[0] for fault in FAULTS} == KINDS.keys() - elsewhere
+
+
+@pytest.mark.parametrize("site", KINDS["stale_tensor"])
+def test_a_stale_tensor_is_that_of_the_step_before(tmp_path: Path, site: str) -> None:
+    overrides = ("fault=stale_tensor", "steps=3", "runs=3", "fault.block=1", f"fault.site={site}")
+    step = prepared(tmp_path, *overrides)
+    streams = _replayed(step, 3, 3)
+    name, block = ("logits", None) if site == "logits" else ("blocks.1", 1)
+    assert step.faults.struck == [Struck("stale_tensor", 1, 2, site, name, block)]
+    assert _places(streams) == {(1, 2): (site, name, block)}
+    before, stale, own = (
+        [one.digest for one in streams[place].records if (one.site, one.name) == (site, name)]
+        for place in ((0, 2), (1, 2), (1, 1))
+    )
+    assert stale == before != own
+
+
+@pytest.mark.parametrize("strikes", [(0, 1), (2, 3)], ids=str)
+def test_a_fault_is_in_its_step_and_run_alone(tmp_path: Path, strikes: tuple[int, int]) -> None:
+    number, run = strikes
+    fault = ("fault=bit_flip", f"fault.step={number}", f"fault.run={run}", "steps=3", "runs=3")
+    step = prepared(tmp_path, *fault)
+    streams = _replayed(step, 3, 3)
+    clean = _replayed(prepared(tmp_path, "steps=3", "runs=3"), 3, 3)
+    assert {place for place in streams if streams[place].records != clean[place].records} == {strikes}
+    assert [(one.step, one.run) for one in step.faults.struck] == [strikes]
+
+
+@pytest.mark.parametrize(("chosen", "struck"), [("0", [0]), ("1", [1]), ("null", [0, 1, 2])])
+@pytest.mark.parametrize("kind", ["input_flip", "bit_flip", "param_drift", "rng_not_restored"])
+def test_a_fault_is_in_its_rank_alone_or_in_all(tmp_path: Path, kind: str, chosen: str, struck: list[int]) -> None:
+    steps = [
+        prepared(tmp_path, f"fault={kind}", f"fault.rank={chosen}", "model.dropout=0.1", rank=rank) for rank in range(3)
+    ]
+    differing = [rank for rank, step in enumerate(steps) if _places(_replayed(step))]
+    assert [rank for rank, step in enumerate(steps) if step.faults.struck] == differing == struck
+
+
+def test_a_persistent_fault_is_in_every_run(tmp_path: Path) -> None:
+    step = prepared(tmp_path, "fault=bit_flip", "fault.persistence=persistent", "runs=3")
+    streams = _replayed(step, runs=3)
+    assert _places(streams) == {}
+    assert [one.run for one in step.faults.struck] == [1, 2, 3]
+    assert streams[0, 1].records != _replayed(prepared(tmp_path))[0, 1].records
+
+
+def test_plain_runs_are_never_struck(tmp_path: Path) -> None:
+    clean, struck = prepared(tmp_path), prepared(tmp_path, "fault=zeroed_shard", "fault.persistence=persistent")
+    for step in (clean, struck):
+        step.plain(0)
+    expected = clean.loss.clone()
+    assert torch.equal(struck.loss, expected)
+    _replayed(struck)
+    # The last run of a replay is a plain one.
+    assert torch.equal(struck.loss, expected)
+    stream = _replayed(struck)[0, 2]
+    assert stream.digests("loss") != _replayed(clean)[0, 2].digests("loss")
+
+
+def test_what_is_planted_is_in_every_run_of_its_step_alone(tmp_path: Path) -> None:
+    step = prepared(tmp_path, "fault=zero_sign", "dtype=fp32", "steps=2", "fault.step=1", "runs=3")
+    clean = _replayed(prepared(tmp_path, "dtype=fp32", "steps=2", "runs=3"), 2, 3)
+    streams = _replayed(step, 2, 3)
+    changed = {place for place in streams if streams[place].records != clean[place].records}
+    assert changed == {(1, 1), (1, 2), (1, 3)}
+    assert _places(streams).keys() == {(1, 2)}
+
+
+def _sequence(stream: Stream) -> list[tuple[str, str, str]]:
+    return [(one.site, one.name, one.phase) for one in stream.records]
+
+
+def test_putting_a_fault_in_is_no_part_of_the_step(tmp_path: Path) -> None:
+    overrides = ("observe=op", "experts=2", "steps=2", "fault.step=1")
+    clean = _sequence(_replayed(prepared(tmp_path, *overrides), 2)[1, 2])
+    for kind in ("bit_flip", "stale_tensor", "param_drift", "swap", "misrouted_expert"):
+        assert _sequence(_replayed(prepared(tmp_path, f"fault={kind}", *overrides), 2)[1, 2]) == clean, kind
+
+
+def test_only_blocks_that_may_be_struck_are_hooked(tmp_path: Path) -> None:
+    def hooks(*overrides: str) -> list[int]:
+        return [len(block._forward_hooks) for block in prepared(tmp_path, *overrides).model.blocks]
+
+    clean = hooks()
+    assert hooks("fault=bit_flip", "fault.block=1") == [clean[0], clean[1] + 1]
+    assert hooks("fault=rank_failure") == clean
+
+
+def test_a_campaign_strikes_once_in_each_step_after_the_first(tmp_path: Path) -> None:
+    overrides = ("fault=campaign", "steps=9", "observe=op", "experts=2", "model.dropout=0.1")
+    step = prepared(tmp_path, *overrides, "fault.kinds=[bit_flip,param_drift,rng_not_restored,misrouted_expert]")
+    streams = _replayed(step, 9)
+    assert [one.step for one in step.faults.struck] == list(range(1, 9))
+    assert {one.run for one in step.faults.struck} == {2}
+    for struck in step.faults.struck:
+        found = compare(streams[struck.step, 1], streams[struck.step, 2]).first
+        assert found is not None
+        assert (found.site, found.block) == (struck.site, struck.block)
+    assert compare(streams[0, 1], streams[0, 2]).first is None
 
 
 # --- input flips -----------------------------------------------------------------------------------------------------
 
 
-def _fault(*overrides: str, rank: int = 0) -> Fault:
-    config = compose(*overrides)
-    return Fault(config["fault"], rank=rank, vocab_size=config["model"]["vocab_size"])
-
-
-def _changed(fault: Fault, step: int, run: int) -> list[int]:
-    ids, _ = batch(compose(), 0, CPU)
+def _changed(step: TrainingStep, number: int, run: int) -> list[int]:
+    ids, _ = batch(compose(), 0, torch.device("cpu"))
     before = ids.clone()
-    fault.begin(step, run)
-    given = fault.batch(ids)
-    fault.end()
+    step.faults.begin(number, run)
+    given = step.faults.batch(ids)
+    step.faults.end()
     assert torch.equal(ids, before)
     return torch.nonzero((given != ids).flatten()).flatten().tolist()
 
 
-def test_an_input_flip_changes_one_token_in_its_step_and_run_alone() -> None:
-    fault = _fault("fault=input_flip", "steps=3", "fault.step=1", "runs=3", "fault.run=2", "fault.element=33")
-    changed = {(step, run): _changed(fault, step, run) for step in range(3) for run in range(1, 4)}
+def test_an_input_flip_changes_one_token_in_its_step_and_run_alone(tmp_path: Path) -> None:
+    step = prepared(tmp_path, "fault=input_flip", "steps=3", "fault.step=1", "runs=3", "fault.element=33")
+    changed = {(number, run): _changed(step, number, run) for number in range(3) for run in range(1, 4)}
     assert changed == {place: [33] if place == (1, 2) else [] for place in changed}
 
 
-def test_a_flipped_token_stays_in_the_vocabulary() -> None:
-    fault = Fault(compose("fault=input_flip")["fault"], rank=0, vocab_size=5)
-    fault.begin(0, 2)
-    assert fault.batch(torch.tensor([[4, 4]])).tolist() == [[0, 4]]
-    assert fault.batch(torch.tensor([[2, 4]])).tolist() == [[3, 4]]
+def test_a_flipped_token_stays_in_the_vocabulary(tmp_path: Path) -> None:
+    faults = prepared(tmp_path, "fault=input_flip", "model.vocab_size=5").faults
+    faults.begin(0, 2)
+    assert faults.batch(torch.tensor([[4, 4]])).tolist() == [[0, 4]]
+    assert faults.batch(torch.tensor([[2, 4]])).tolist() == [[3, 4]]
 
 
-def test_after_the_run_the_input_is_clean_again() -> None:
-    fault = _fault("fault=input_flip")
-    ids, _ = batch(compose(), 0, CPU)
-    fault.begin(0, 2)
-    assert fault.batch(ids) is not ids
-    fault.end()
-    assert fault.batch(ids) is ids
+def test_after_the_run_everything_is_clean_again(tmp_path: Path) -> None:
+    step = prepared(tmp_path, "fault=input_flip")
+    ids = torch.zeros(1, 4, dtype=torch.int64)
+    step.faults.begin(0, 2)
+    assert step.faults.batch(ids) is not ids
+    step.faults.end()
+    assert step.faults.batch(ids) is ids
+    assert step.faults.logits(logits := torch.randn(2)) is logits
 
 
-@pytest.mark.parametrize(("chosen", "hit"), [("0", [0]), ("1", [1]), ("null", [0, 1, 2])])
-def test_a_fault_is_in_its_rank_alone_or_in_all(chosen: str, hit: list[int]) -> None:
-    overrides = ("fault=input_flip", "world.nproc_per_node=3", f"fault.rank={chosen}")
-    assert [rank for rank in range(3) if _changed(_fault(*overrides, rank=rank), 0, 2)] == hit
+# --- collectives -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("overrides", [(), ("fault=bit_flip",)], ids=["none", "bit_flip"])
-def test_no_other_fault_touches_the_input(overrides: tuple[str, ...]) -> None:
-    assert _changed(_fault(*overrides), 0, 2) == []
+def _reduced(step: TrainingStep, run: int) -> list[Tensor]:
+    """What five collectives of a run deliver."""
+    tensors = [torch.full((4,), float(number)) for number in range(5)]
+    step.faults.begin(0, run)
+    with step.faults.dispatched():
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    step.faults.end()
+    return tensors
 
 
-# --- bit flips -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("number", "struck"), [(3, 3), (5, 0), (104, 4)])
+def test_a_flip_is_in_the_collective_of_its_number_modulo_those_of_the_run_before(
+    tmp_path: Path, number: int, struck: int
+) -> None:
+    overrides = ("fault=collective_flip", "observe=collective", f"fault.number={number}", "fault.bit=31")
+    step = prepared(tmp_path, *overrides, "fault.element=2")
+    clean, found = _reduced(step, 1), _reduced(step, 2)
+    changed = [place for place in range(5) if str(clean[place].tolist()) != str(found[place].tolist())]
+    assert changed == [struck]
+    assert str(found[struck].tolist()) == str([*[float(struck)] * 2, -float(struck), float(struck)])
+    assert step.faults.struck == [Struck("collective_flip", 0, 2, "collective_out", None, None)]
 
 
-def _block_outputs(fault: Fault, step: int, run: int) -> list[Tensor]:
-    """What every block of a fresh model hands on, while a run of this fault lasts."""
-    config = compose("dtype=fp32")
-    model = build(config, CPU)
-    fault.attach(model)
-    outputs: list[Tensor] = []
+def test_in_another_order_block_2_is_gathered_with_block_0(tmp_path: Path) -> None:
+    step = prepared(tmp_path, "fault=reordered_collectives", "observe=collective", "model.num_layers=4")
 
-    def keep(_: Any, __: Any, output: Tensor) -> None:
-        outputs.append(output.detach().clone())
+    def gathered_ahead() -> list[Any]:
+        # What FSDP2 was told to gather ahead; it has no public way to ask.
+        return [state._fsdp_param_group for state in first._get_fsdp_state()._states_to_forward_prefetch]
 
-    for block in model.blocks:
-        block.register_forward_hook(keep)
-    fault.begin(step, run)
-    model(batch(config, 0, CPU)[0])
-    fault.end()
-    return outputs
-
-
-def test_a_bit_flip_corrupts_one_bit_of_its_blocks_output() -> None:
-    clean = _block_outputs(_fault(), 0, 2)
-    fault = _fault("fault=bit_flip", "dtype=fp32", "fault.block=2", "fault.element=77", "fault.bit=30")
-    corrupted = _block_outputs(fault, 0, 2)
-    assert _flipped_bits(clean[1], corrupted[1]) == []
-    assert _flipped_bits(clean[2], corrupted[2]) == [(77, 30)]
-    assert len(_flipped_bits(clean[3], corrupted[3])) > 1
-
-
-@pytest.mark.parametrize(("step", "run"), [(0, 1), (0, 3), (1, 2)])
-def test_a_bit_flip_is_in_its_step_and_run_alone(step: int, run: int) -> None:
-    fault = _fault("fault=bit_flip", "runs=3", "steps=2")
-    assert all(map(torch.equal, _block_outputs(_fault(), step, run), _block_outputs(fault, step, run)))
-
-
-def test_a_bit_flip_of_another_rank_hooks_nothing() -> None:
-    model = build(compose(), CPU)
-    _fault("fault=bit_flip", rank=1).attach(model)
-    assert not any(block._forward_hooks for block in model.blocks)
-    _fault("fault=bit_flip", "fault.block=3", rank=0).attach(model)
-    assert [bool(block._forward_hooks) for block in model.blocks] == [False, False, False, True]
+    first: Any = step.model.blocks[0]
+    second: Any = step.model.blocks[2]
+    for run, expected in ((1, []), (2, [second._get_fsdp_state()._fsdp_param_group]), (3, [])):
+        step.faults.begin(0, run)
+        assert gathered_ahead() == expected
+        step.faults.end()
+        assert gathered_ahead() == []
+    assert step.faults.struck == [Struck("reordered_collectives", 0, 2, "collective_in", None, None)]
 
 
 # --- rank failures ---------------------------------------------------------------------------------------------------
 
 
-def test_a_rank_fails_when_its_run_begins() -> None:
-    fault = _fault("fault=rank_failure", "fault.run=2")
-    fault.begin(0, 1)
+def test_a_rank_fails_when_its_run_begins(tmp_path: Path) -> None:
+    faults = prepared(tmp_path, "fault=rank_failure", "fault.run=2").faults
+    faults.begin(0, 1)
     with pytest.raises(RuntimeError, match="told to fail"):
-        fault.begin(0, 2)
+        faults.begin(0, 2)
 
 
-def test_a_rank_that_is_not_meant_does_not_fail() -> None:
-    _fault("fault=rank_failure", "fault.rank=1", rank=0).begin(0, 1)
+def test_a_rank_that_is_not_meant_does_not_fail(tmp_path: Path) -> None:
+    prepared(tmp_path, "fault=rank_failure", "fault.rank=1", rank=0).faults.begin(0, 1)
 
 
 def test_running_out_of_memory_is_torchs_own_error() -> None:
     with pytest.raises(RuntimeError, match="memory"):
         fail("oom")
+
+
+def test_what_was_struck_is_plain_json() -> None:
+    struck = Struck("swap", 1, 2, "op", None, 3)
+    assert Struck(**struck.to_json()) == struck
+    assert replace(struck, name="x").to_json()["name"] == "x"

@@ -1,15 +1,17 @@
-"""The model under test: causal, the same weights whatever surrounds them, and a batch of each rank's own."""
+"""The model under test: causal, the same weights whatever surrounds them, its variants, a batch of each rank's own."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from detsweep.worker.model import Attention, RepeatedBlockModel, batch, build
-from tests.support import compose
+from detsweep.worker.model import RepeatedBlockModel, batch, build
+from tests.support import compose, one_thread
 
 CPU = torch.device("cpu")
+AGAIN = "checkpointing=block"
 
 
 def _build(*overrides: str) -> RepeatedBlockModel:
@@ -18,6 +20,23 @@ def _build(*overrides: str) -> RepeatedBlockModel:
 
 def _parameters(model: RepeatedBlockModel) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def _step(model: RepeatedBlockModel) -> dict[str, Tensor]:
+    """Loss and every gradient of one step from a random state that is always the same."""
+    ids, labels = batch(compose(), 0, CPU)
+    torch.manual_seed(5)
+    with one_thread():
+        loss = F.cross_entropy(model(ids).flatten(0, 1), labels.flatten())
+        loss.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert all(gradient is not None for gradient in gradients.values())
+    return {"loss": loss.detach(), **gradients}  # type: ignore[dict-item]
+
+
+def _differ(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
+    assert one.keys() == other.keys()
+    return [name for name in one if not torch.equal(one[name], other[name])]
 
 
 def test_logits_are_over_the_vocabulary() -> None:
@@ -33,19 +52,6 @@ def test_a_token_sees_none_after_it() -> None:
     one, other = model(ids), model(changed)
     torch.testing.assert_close(one[:, :20], other[:, :20])
     assert not torch.allclose(one[:, 20], other[:, 20])
-
-
-def test_attention_is_that_of_torch() -> None:
-    torch.manual_seed(1)
-    attention = Attention(16, 4).double()
-    hidden = torch.randn(2, 7, 16, dtype=torch.float64)
-    query, key, value = (
-        part.view(2, 7, 4, 4).transpose(1, 2) for part in (hidden @ attention.qkv.weight.T).chunk(3, dim=-1)
-    )
-    mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-    expected = mixed.transpose(1, 2).reshape(2, 7, 16) @ attention.out.weight.T
-    # Its softmax is in fp32, whatever the dtype of the rest.
-    torch.testing.assert_close(attention(hidden), expected, rtol=1e-5, atol=1e-7)
 
 
 def test_the_head_is_tied_to_the_embedding() -> None:
@@ -100,6 +106,78 @@ def test_one_expert_is_the_dense_layer() -> None:
     assert sum(".router." in name for name in _parameters(_build("experts=2"))) == 4
 
 
+@pytest.mark.parametrize(
+    "variant",
+    [
+        ("model.embedding=index",),
+        ("model.attention=sdpa",),
+        ("model.attention=flash",),
+        ("moe.combine=index_add",),
+        ("moe.combine=scatter_add",),
+        ("moe.combine=ordered",),
+    ],
+    ids=lambda variant: variant[0],
+)
+def test_a_variant_has_the_same_weights_loss_and_gradients_up_to_rounding(variant: tuple[str, ...]) -> None:
+    model, other = _build("experts=4", "moe=topk"), _build("experts=4", "moe=topk", *variant)
+    assert _differ(_parameters(model), _parameters(other)) == []
+    expected, found = _step(model), _step(other)
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-3, atol=1e-6, msg=name)
+
+
+def test_embeddings_are_looked_up_by_another_kernel_in_backward() -> None:
+    ids, _ = batch(compose(), 0, CPU)
+    names = {kind: _build(f"model.embedding={kind}").embedding(ids).grad_fn.name() for kind in ("module", "index")}
+    assert names == {"module": "EmbeddingBackward0", "index": "IndexBackward0"}
+
+
+@pytest.mark.parametrize(
+    ("combine", "kernel"),
+    [("index_put", "IndexPut"), ("index_add", "IndexAdd"), ("scatter_add", "ScatterAdd"), ("ordered", "Add")],
+)
+def test_experts_are_combined_by_the_kernel_asked_for(combine: str, kernel: str) -> None:
+    block = _build("experts=2", "top_k=2", "moe=top2", f"moe.combine={combine}").get_submodule("blocks.0")
+    node = block.get_submodule("ffn")(torch.randn(2, 32, 64)).grad_fn
+    # The sum of each token's rows, in the shape of the input.
+    assert [node.name(), node.next_functions[0][0].name()] == ["ViewBackward0", f"{kernel}Backward0"]
+
+
+def test_dropout_is_there_only_when_asked_for() -> None:
+    assert not any(isinstance(module, nn.Dropout) for module in _build().modules())
+    model = _build("model.dropout=0.25", "model.num_layers=1")
+    found = {name: module.p for name, module in model.named_modules() if isinstance(module, nn.Dropout)}
+    assert found == {"blocks.0.attention_dropout": 0.25, "blocks.0.ffn_dropout": 0.25}
+
+
+def test_dropout_zeroes_its_share_of_both_branches_anew_each_time() -> None:
+    block = _build("model.dropout=0.25", "model.num_layers=1").get_submodule("blocks.0")
+    seen: dict[str, list[Tensor]] = {"attention_dropout": [], "ffn_dropout": []}
+    for name, zeros in seen.items():
+        block.get_submodule(name).register_forward_hook(
+            lambda _, __, output, zeros=zeros: zeros.append(output.detach() == 0)
+        )
+    hidden = torch.randn(2, 32, 64)
+    block(hidden)
+    block(hidden)
+    assert {name: len(zeros) for name, zeros in seen.items()} == {"attention_dropout": 2, "ffn_dropout": 2}
+    masks = [zeros for both in seen.values() for zeros in both]
+    assert all(0.2 < float(zeros.float().mean()) < 0.3 for zeros in masks)
+    assert len({tuple(zeros.flatten().tolist()) for zeros in masks}) == 4
+
+
+@pytest.mark.parametrize("overrides", [(), ("experts=4", "moe=topk"), ("model.dropout=0.1",)], ids=str)
+def test_recomputing_activations_changes_no_bit(overrides: tuple[str, ...]) -> None:
+    assert _differ(_step(_build(*overrides)), _step(_build(*overrides, AGAIN))) == []
+
+
+def test_without_the_random_state_other_units_are_dropped_when_recomputing() -> None:
+    kept = _step(_build("model.dropout=0.1", AGAIN))
+    differ = _differ(kept, _step(_build("model.dropout=0.1", AGAIN, "preserve_rng_state=false")))
+    assert "loss" not in differ
+    assert {"blocks.0.ffn.up.weight", "blocks.3.attention.qkv.weight"} < set(differ)
+
+
 @pytest.mark.parametrize(("dtype", "expected"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
 def test_parameters_have_the_cells_dtype_and_the_default_is_brought_back(dtype: str, expected: torch.dtype) -> None:
     model = build(compose(f"dtype={dtype}"), CPU)
@@ -130,6 +208,26 @@ def test_each_rank_has_a_batch_of_its_own() -> None:
 def test_a_batch_is_the_same_every_time_and_of_the_seed() -> None:
     assert torch.equal(batch(compose(), 1, CPU)[0], batch(compose(), 1, CPU)[0])
     assert not torch.equal(batch(compose(), 1, CPU)[0], batch(compose("seed=7"), 1, CPU)[0])
+
+
+def test_each_step_and_micro_batch_has_a_batch_of_its_own() -> None:
+    batches = [
+        batch(compose(), rank, CPU, step=step, micro=micro)[0]
+        for rank in range(2)
+        for step in range(3)
+        for micro in range(2)
+    ]
+    assert len({tuple(ids.flatten().tolist()) for ids in batches}) == 12
+    again = batch(compose(), 1, CPU, step=2, micro=1)
+    assert torch.equal(again[0], batches[-1])
+    assert torch.equal(again[1], batches[-1].roll(-1, dims=1))
+    assert not torch.equal(again[0], batch(compose("seed=7"), 1, CPU, step=2, micro=1)[0])
+
+
+def test_the_first_batch_is_that_of_seed_and_rank_alone() -> None:
+    expected = torch.randint(512, (2, 32), generator=torch.Generator().manual_seed(1234 + 3))
+    assert torch.equal(batch(compose(), 3, CPU)[0], expected)
+    assert torch.equal(batch(compose(), 3, CPU, step=0, micro=0)[0], expected)
 
 
 def test_ids_are_of_the_vocabulary_and_the_shape_asked_for() -> None:

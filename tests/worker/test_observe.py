@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from detsweep.failures import position
-from detsweep.fingerprints import bitsum, mixed, xxh3
+from detsweep.fingerprints import bitsum, combine, mixed, xxh3
 from detsweep.worker.model import RepeatedBlockModel, batch, build
 from detsweep.worker.observe import Observer
 from detsweep.worker.progress import Progress
@@ -119,3 +119,91 @@ def test_a_rank_says_which_block_it_is_in(model: RepeatedBlockModel, tmp_path: P
     place = position(tmp_path / "rank000.progress")
     assert place is not None
     assert place.block == 2
+
+
+def test_digests_inputs_and_counts_are_told_apart(model: RepeatedBlockModel, tmp_path: Path) -> None:
+    progress = Progress(tmp_path / "rank000.progress")
+    observer = Observer(model, level="op", checksum="mixed", fingerprint=mixed, progress=progress)
+    one, other = torch.arange(3.0), torch.arange(4.0)
+    bad = torch.tensor([1.0, torch.inf, torch.nan, -torch.inf])
+    observer.record("op", "a", one, inputs=observer.digest([other]))
+    observer.count_nonfinite("a", one)
+    observer.record("op", "b", other)
+    observer.count_nonfinite("b", bad)
+    observer.record("op", "c", other, inputs=observer.digest([one, other]), digest=7)
+    observer.count_nonfinite("c", bad[:2])
+    stream = observer.finish(rank=0, step=0, run="r1")
+    both = combine([mixed(one), mixed(other)])
+    assert [(record.name, record.digest, record.inputs) for record in stream.records] == [
+        ("a", int(mixed(one)), int(mixed(other))),
+        ("b", int(mixed(other)), None),
+        ("c", 7, int(both)),
+    ]
+    assert stream.nonfinite == {"b": 3, "c": 1}
+
+
+def test_after_a_run_nothing_is_left(model: RepeatedBlockModel, tmp_path: Path) -> None:
+    observer = _observer(model, tmp_path)
+    observer.record("op", "a", torch.ones(2), inputs=5)
+    observer.count_nonfinite("a", torch.tensor([torch.nan]))
+    observer.finish(rank=0, step=0, run="r1")
+    stream = observer.finish(rank=0, step=0, run="r2")
+    assert (stream.records, stream.nonfinite) == ((), {})
+
+
+def test_a_record_is_of_the_current_phase_unless_it_says_so(model: RepeatedBlockModel, tmp_path: Path) -> None:
+    observer = _observer(model, tmp_path)
+    for phase in ("before", "forward", "after"):
+        observer.phase = phase
+        observer.record("param", "w", torch.ones(2))
+        observer.record("param", "w", torch.ones(2), phase="optimizer")
+    phases = [record.phase for record in observer.finish(rank=0, step=0, run="r1").records]
+    assert phases == ["before", "optimizer", "forward", "optimizer", "after", "optimizer"]
+
+
+def test_a_digest_is_of_all_tensors_in_their_order(model: RepeatedBlockModel, tmp_path: Path) -> None:
+    observer = _observer(model, tmp_path)
+    one, other = torch.ones(2), torch.zeros(3)
+    assert observer.digest([one]) == xxh3(one)
+    assert observer.digest([one, other]) == combine([xxh3(one), xxh3(other)]) != observer.digest([other, one])
+
+
+def test_a_random_state_lies_in_host_memory_whatever_the_checksum(model: RepeatedBlockModel, tmp_path: Path) -> None:
+    progress = Progress(tmp_path / "rank000.progress")
+    observer = Observer(model, level="block", checksum="bitsum", fingerprint=bitsum, progress=progress)
+    observer.record_random("torch", torch.get_rng_state(), block=3, phase="recompute")
+    (record,) = observer.finish(rank=0, step=0, run="r1").records
+    assert (record.site, record.name, record.block, record.phase) == ("rng", "torch", 3, "recompute")
+    assert record.digest == xxh3(torch.get_rng_state())
+
+
+def test_what_is_unseen_may_be_nested(model: RepeatedBlockModel, tmp_path: Path) -> None:
+    observer = _observer(model, tmp_path)
+    looked = [observer.looking]
+    with observer.unseen():
+        with pytest.raises(RuntimeError), observer.unseen():
+            raise RuntimeError
+        looked.append(observer.looking)
+    looked.append(observer.looking)
+    assert looked == [True, False, True]
+
+
+LEVELS = {
+    "off": set(),
+    "block": {"block_pre", "block_post"},
+    "module": {"block_pre", "block_post", "module"},
+    "collective": {"block_pre", "block_post"},
+    "op": {"block_pre", "block_post", "module", "op"},
+}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_each_level_sees_its_own_sites(model: RepeatedBlockModel, tmp_path: Path, level: str) -> None:
+    observer = _observer(model, tmp_path, level)
+    observer.phase = "forward"
+    with observer.observed():
+        model(batch(compose(), 0, CPU)[0])
+    stream = observer.finish(rank=0, step=0, run="r1")
+    assert {record.site for record in stream.records} == LEVELS[level]
+    model(batch(compose(), 0, CPU)[0])
+    assert observer.finish(rank=0, step=0, run="r2").records == ()

@@ -6,6 +6,7 @@ import gc
 import json
 import socket
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ import torch
 import torch.distributed as dist
 
 from detsweep import results
-from detsweep.capture import Stream, read_streams
+from detsweep.capture import SCHEMA, Stream, read_streams
 from detsweep.paths import TrialPaths, read_json, write_json
+from detsweep.worker import sharding
 from detsweep.worker.progress import Progress
 from detsweep.worker.rank import run_rank
 from detsweep.worker.settings import apply, read_back
 from detsweep.worker.snapshot import RandomState
-from tests.support import one_cell, one_thread
+from tests.support import one_cell, one_rank, one_thread, prepared
 
 Rank = Callable[..., dict[str, Any]]
 
@@ -41,10 +43,10 @@ def rank(trial: TrialPaths, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
     for name, value in {**variables, "OMP_NUM_THREADS": 1}.items():
         monkeypatch.setenv(name, str(value))
 
-    def run(*overrides: str, spec: dict[str, Any] | None = None) -> dict[str, Any]:
+    def run(*overrides: str, spec: dict[str, Any] | None = None, launch: int = 0) -> dict[str, Any]:
         asked = spec or one_cell("world.nproc_per_node=1", "warmup=0", *overrides).spec(0)
         write_json(trial.spec, asked)
-        result = run_rank(asked, trial, 0, Progress(trial.progress(0)))
+        result = run_rank(asked, trial, 0, Progress(trial.progress(0)), launch=launch)
         write_json(trial.rank_result(0), result)
         return result
 
@@ -65,6 +67,11 @@ def _places(stream: Stream) -> list[tuple[str, str]]:
     return [(record.site, record.name) for record in stream.records]
 
 
+def _merged(trial: TrialPaths) -> dict[str, Any]:
+    """The trial's result: what its ranks left behind, judged."""
+    return results.merge(trial, read_json(trial.spec), returncode=0, timeout_min=None, seconds=1.0)
+
+
 def test_a_clean_rank_repeats_and_records_every_run(rank: Rank, trial: TrialPaths) -> None:
     result = rank("steps=2", "runs=3", "experts=4", "moe=topk", "warmup=1")
     assert (result["verdict"], result["divergences"], result["lost"], result["differs"]) == ("pass", [], [], {})
@@ -72,57 +79,68 @@ def test_a_clean_rank_repeats_and_records_every_run(rank: Rank, trial: TrialPath
     streams = _streams(trial)
     assert [(one.step, one.run) for one in streams] == [(step, f"r{run}") for step in (0, 1) for run in (1, 2, 3)]
     assert result["records_compared"] == 4 * len(streams[0].records)
-    # No optimizer step between them: each step starts from the same parameters, with other random numbers or none.
-    assert streams[0].digests("grad") == streams[3].digests("grad")
+    # No optimizer step between them: each step starts from the same parameters, with data of its own.
+    assert streams[0].digests("param") == streams[3].digests("param")
+    assert streams[0].digests("input") != streams[3].digests("input")
+    assert streams[0].digests("grad") != streams[3].digests("grad")
     assert not dist.is_initialized()
-    merged = results.merge(trial, read_json(trial.spec), returncode=0, timeout_min=None, seconds=1.0)
-    assert merged["verdict"] == "pass"
+    assert _merged(trial)["verdict"] == "pass"
 
 
 def test_records_come_in_the_order_of_the_step(rank: Rank, trial: TrialPaths) -> None:
     rank("model.num_layers=2")
-    places = _places(_streams(trial)[0])
-    assert places[:5] == [
-        ("rng", "start.python"),
-        ("rng", "start.python_gauss"),
-        ("rng", "start.numpy"),
-        ("rng", "start.numpy_gauss"),
-        ("rng", "start.torch"),
-    ]
-    assert places[5:14] == [
-        ("input", "input_ids"),
-        ("input", "labels"),
+    stream = _streams(trial)[0]
+    places = _places(stream)
+    random_states = [("rng", name) for name in ("python", "python_gauss", "numpy", "numpy_gauss", "torch")]
+    assert places[:5] == places[-5:] == random_states
+    assert places[5:7] == [("input", "input_ids"), ("input", "labels")]
+    parameters = places[7:28]
+    assert {site for site, _ in parameters} == {"param"}
+    phases = [record.phase for record in stream.records]
+    assert phases[:28] == ["before"] * 28
+    assert phases[-26:] == ["after"] * 26
+    assert places[-26:-5] == parameters
+    places = places[28:-26]
+    assert phases[28:-26] == ["forward"] * 6 + ["backward"] * (len(places) - 6)
+    assert places[:10] == [
         ("block_pre", "blocks.0"),
         ("block_post", "blocks.0"),
         ("block_pre", "blocks.1"),
         ("block_post", "blocks.1"),
         ("logits", "logits"),
         ("loss", "loss"),
-        ("grad", "blocks.1.attention_norm.weight"),
+        ("block_grad_out", "blocks.1"),
+        ("block_grad_in", "blocks.1"),
+        ("block_grad_out", "blocks.0"),
+        ("block_grad_in", "blocks.0"),
     ]
-    grads = [name for site, name in places if site == "grad"]
-    params = [name for site, name in places if site == "param"]
-    assert sorted(grads) == sorted(params)
+    assert {site for site, _ in places[10:]} == {"grad"}
+    grads = [name for _, name in places[10:]]
+    assert sorted(grads) == sorted(name for _, name in parameters)
     assert [name.split(".")[1] for name in grads[:18]] == ["1"] * 9 + ["0"] * 9
     assert not any(name.startswith("blocks.") for name in grads[18:])
-    assert [site for site, _ in places[-5:]] == ["rng"] * 5
 
 
 @pytest.mark.parametrize("run", [1, 2])
-def test_a_flipped_bit_is_found_in_its_block(rank: Rank, run: int) -> None:
+def test_a_flipped_bit_is_found_in_its_block(rank: Rank, trial: TrialPaths, run: int) -> None:
     result = rank("fault=bit_flip", "fault.block=2", f"fault.run={run}")
+    assert result["injected"] == [
+        {"kind": "bit_flip", "step": 0, "run": run, "site": "block_post", "name": "blocks.2", "block": 2}
+    ]
     (first,) = result["divergences"]
     assert result["verdict"] == "diverged"
     assert (first["site"], first["block"], first["name"]) == ("block_post", 2, "blocks.2")
-    assert (first["run"], first["kind"], first["cause"]) == ("r2", "value", None)
+    assert (first["run"], first["kind"]) == ("r2", "value")
     assert "block_pre" in result["differs"]
+    assert _merged(trial)["first"]["cause"] == "compute"
 
 
-def test_a_flipped_input_is_found_as_the_input(rank: Rank) -> None:
+def test_a_flipped_input_is_found_as_the_input(rank: Rank, trial: TrialPaths) -> None:
     result = rank("fault=input_flip", "steps=2", "fault.step=1", "runs=3", "fault.run=3")
     (first,) = result["divergences"]
     assert (first["step"], first["run"]) == (1, "r3")
-    assert (first["site"], first["name"], first["cause"]) == ("input", "input_ids", "input")
+    assert (first["site"], first["name"]) == ("input", "input_ids")
+    assert _merged(trial)["first"]["cause"] == "input"
 
 
 def test_a_fault_in_the_reference_shows_in_every_run_after_it(rank: Rank) -> None:
@@ -141,11 +159,12 @@ def test_observation_does_not_change_the_step(rank: Rank, trial: TrialPaths) -> 
     trial.records(0).unlink()
     rank("observe=off")
     plain = _streams(trial)
-    inside = {"block_pre", "block_post", "logits"}
+    inside = {"block_pre", "block_post", "logits", "block_grad_out", "block_grad_in"}
     assert not inside & {record.site for record in plain[0].records}
     for one, other in zip(observed, plain, strict=True):
-        kept = [(r.site, r.name, r.digest) for r in one.records if r.site not in inside]
-        assert kept == [(r.site, r.name, r.digest) for r in other.records]
+        kept = [(r.site, r.name, r.phase, r.digest) for r in one.records if r.site not in inside]
+        # Where nothing is looked at inside, the loss is recorded after the step, before the gradients as ever.
+        assert kept == [(r.site, r.name, r.phase, r.digest) for r in other.records]
 
 
 def test_without_observation_a_flipped_bit_still_shows_in_the_loss(rank: Rank) -> None:
@@ -237,3 +256,94 @@ def test_the_report_says_what_the_rank_really_had(
 @pytest.mark.parametrize(("times", "least"), [("plain_step_ms", 0.0), ("step_ms", 0.0)])
 def test_a_step_takes_time(rank: Rank, times: str, least: float) -> None:
     assert rank()[times] > least
+
+
+# --- modes -----------------------------------------------------------------------------------------------------------
+
+RESUME = ("mode=resume", "steps=4", "model.dropout=0.1")
+
+
+def test_trajectories_train_and_repeat(rank: Rank, trial: TrialPaths) -> None:
+    result = rank("mode=train", "steps=3", "runs=2", "warmup=1", "clip=1.0", "accum=2", "model.dropout=0.1")
+    assert (result["verdict"], result["replays"]) == ("pass", 3)
+    streams = _streams(trial)
+    assert [(one.step, one.run) for one in streams] == [(step, run) for run in ("r1", "r2") for step in range(3)]
+    assert streams[0].digests("param") != streams[1].digests("param")
+    assert _merged(trial)["verdict"] == "pass"
+
+
+def test_the_first_of_two_launches_leaves_a_checkpoint_and_no_result(rank: Rank, trial: TrialPaths) -> None:
+    result = rank(*RESUME)
+    assert result == {"schema": SCHEMA, "rank": 0, "verdict": "none"}
+    assert trial.checkpoint.is_dir()
+    assert [(one.step, one.run) for one in _streams(trial)] == [
+        *((step, "r1") for step in range(4)),
+        (0, "r2"),
+        (1, "r2"),
+    ]
+    assert not dist.is_initialized()
+
+
+def test_the_second_launch_goes_on_and_removes_the_checkpoint(rank: Rank, trial: TrialPaths) -> None:
+    rank(*RESUME)
+    result = rank(*RESUME, launch=1)
+    assert (result["verdict"], result["replays"], result["divergences"]) == ("pass", 4, [])
+    assert not trial.checkpoint.exists()
+    assert [(one.step, one.run) for one in _streams(trial)][4:] == [(step, "r2") for step in range(4)]
+    merged = _merged(trial)
+    assert (merged["verdict"], merged["replays"]) == ("pass", 4)
+
+
+def test_a_checkpoint_that_is_evidence_stays(rank: Rank, trial: TrialPaths) -> None:
+    fault = (*RESUME, "fault=rng_not_restored")
+    rank(*fault)
+    result = rank(*fault, launch=1)
+    assert [one["step"] for one in result["divergences"]] == [2, 3]
+    assert trial.checkpoint.is_dir()
+    first = _merged(trial)["first"]
+    assert (first["step"], first["site"], first["name"], first["cause"]) == (2, "rng", "torch", "checkpoint")
+
+
+def test_a_trial_is_never_run_over(rank: Rank, trial: TrialPaths) -> None:
+    rank()
+    with pytest.raises(FileExistsError, match="this trial has been run, and is not run over"):
+        rank()
+
+
+@pytest.mark.parametrize("level", ["off", "block", "module", "collective", "op"])
+def test_every_level_repeats(rank: Rank, level: str) -> None:
+    assert rank(f"observe={level}", "model.dropout=0.1", "checkpointing=block")["verdict"] == "pass"
+
+
+# --- device and group ------------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_that_is_not_there_is_an_error_and_no_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "999")
+    with pytest.raises(RuntimeError, match=r"device=cuda, but torch .* for local rank 999"):
+        sharding.open_device("cuda")
+    assert sharding.open_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("minutes", [0.5, 30.0])
+def test_a_collective_waits_longer_than_the_trial_may_take(monkeypatch: pytest.MonkeyPatch, minutes: float) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **options: asked.update(options, backend=backend))
+    sharding.open_group(torch.device("cpu"), minutes)
+    assert asked["timeout"] > timedelta(minutes=minutes)
+    assert (asked["backend"], asked["device_id"]) == ("gloo", None)
+
+
+# --- what is a rank's own --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "alike"), [("replay", False), ("relaunch", False), ("lockstep", True)])
+def test_only_in_lockstep_ranks_have_the_same_data_and_random_numbers(tmp_path: Path, mode: str, alike: bool) -> None:
+    found = []
+    with one_rank():
+        for rank in (0, 1):
+            step = prepared(tmp_path, f"mode={mode}", "observe=block", rank=rank)
+            stream = step.observed(1, 1).stream
+            found.append([stream.digests(site) for site in ("param", "input", "rng")])
+    # The weights are the same on every rank, in every mode.
+    assert [one == other for one, other in zip(*found, strict=True)] == [True, alike, alike]

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 
 from detsweep.fingerprints import local
 from detsweep.worker.snapshot import RandomState, Snapshot
-from tests.support import group_of_one
+from tests.support import group_of_one, random_bytes
 
 CPU = torch.device("cpu")
 
@@ -68,11 +68,34 @@ def test_a_draw_shows_in_the_tensors_of_its_own_state(source: str) -> None:
     np.random.seed(1)
     if "second" in source:
         draw()
-    before = RandomState.now(CPU).tensors()
+    before = random_bytes()
     draw()
-    after = RandomState.now(CPU).tensors()
+    after = random_bytes()
     assert before.keys() == after.keys() == {"python", "python_gauss", "numpy", "numpy_gauss", "torch"}
-    assert {name for name in before if not torch.equal(before[name], after[name])} == names
+    assert {name for name in before if before[name] != after[name]} == names
+
+
+@pytest.mark.parametrize("cached", [True, False], ids=["a second normal waits", "none waits"])
+def test_a_state_is_the_same_again_from_its_tensors(cached: bool) -> None:
+    random.seed(3)
+    np.random.seed(3)
+    if cached:
+        random.gauss(0, 1)
+        np.random.standard_normal()
+    state = RandomState.now(CPU)
+    assert (state.python[2] is None) is not cached
+    again = RandomState.from_tensors(state.tensors())
+    assert {name: tensor.numpy().tobytes() for name, tensor in again.tensors().items()} == random_bytes()
+    assert again.python == state.python
+    expected = _draws()
+    again.restore(CPU)
+    assert _draws() == expected
+
+
+def test_tensors_of_a_state_are_on_the_cpu_and_of_plain_types() -> None:
+    tensors = RandomState.now(CPU).tensors()
+    assert {tensor.device.type for tensor in tensors.values()} == {"cpu"}
+    assert {str(tensor.dtype) for tensor in tensors.values()} == {"torch.int64", "torch.float64", "torch.uint8"}
 
 
 def _model() -> nn.Module:
@@ -98,6 +121,55 @@ def test_restoring_also_brings_the_random_state_back() -> None:
     expected = _draws()
     snapshot.restore()
     assert _draws() == expected
+
+
+def test_all_but_the_random_state_can_be_brought_back() -> None:
+    model = _model()
+    weight = model.get_parameter("1.weight").detach().clone()
+    snapshot = Snapshot.take(model, CPU)
+    _draws()
+    moved = random_bytes()
+    with torch.no_grad():
+        model.get_parameter("1.weight").add_(1.0)
+    snapshot.restore(random=False)
+    assert torch.equal(model.get_parameter("1.weight"), weight)
+    assert random_bytes() == moved
+
+
+@pytest.mark.parametrize("source", DRAWS)
+def test_a_draw_of_any_source_is_a_random_state_that_moved(source: str) -> None:
+    snapshot = Snapshot.take(_model(), CPU)
+    assert not snapshot.random_moved()
+    DRAWS[source][0]()
+    assert snapshot.random_moved()
+    snapshot.restore()
+    assert not snapshot.random_moved()
+
+
+def test_an_optimizer_is_without_state_again() -> None:
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    snapshot = Snapshot.take(model, CPU, optimizer)
+    expected = []
+    for _ in range(2):
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(8, 4).cumsum(0)).sum().backward()
+            optimizer.step()
+        assert optimizer.state
+        expected.append(model.get_parameter("1.weight").detach().clone())
+        snapshot.restore()
+        assert not optimizer.state
+    assert torch.equal(*expected)
+
+
+def test_an_optimizer_that_has_taken_steps_cannot_be_brought_back() -> None:
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(8, 4)).sum().backward()
+    optimizer.step()
+    with pytest.raises(AssertionError, match="the optimizer has taken steps"):
+        Snapshot.take(model, CPU, optimizer)
 
 
 def test_a_snapshot_can_be_restored_again_and_again() -> None:

@@ -1,0 +1,331 @@
+"""Causes: from small streams of two or three ranks to who started it, with what, and who only received it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from detsweep.capture import LEVELS, Record, Stream
+from detsweep.causes import CAUSES, attribute, collective_name, group_of
+from detsweep.compare import Divergence
+from tests.support import record, stream_of
+
+GATHER = collective_name("c10d._allgather_base_", 0, "mesh", "blocks.0")
+REDUCE = collective_name("c10d._reduce_scatter_base_", 1, "mesh", "blocks.0")
+STEP = (
+    record("rng", "torch", phase="before"),
+    record("input", "input_ids", phase="before"),
+    record("param", "w", phase="before"),
+    record("buffer", "b", phase="before"),
+    record("block_pre", "blocks.0", block=0),
+    record("rng", "blocks.0.attention_dropout", block=0),
+    record("block_post", "blocks.0", block=0),
+    record("block_pre", "blocks.1", block=1),
+    record("block_post", "blocks.1", block=1),
+    record("logits", "logits"),
+    record("loss", "loss"),
+    record("block_grad_out", "blocks.1", block=1, phase="backward"),
+    record("block_grad_in", "blocks.1", block=1, phase="backward"),
+    record("global", "loss^output", phase="backward"),
+    record("grad", "w", phase="backward"),
+    record("norm", "grad_norm", phase="optimizer"),
+)
+REPLAYED = (*STEP, record("param", "w", phase="after"), record("rng", "torch", phase="after"))
+TRAINED = (
+    *STEP,
+    record("optim", "w.exp_avg", phase="after"),
+    record("param", "w", phase="after"),
+    record("rng", "torch", phase="after"),
+)
+COLLECTIVES = (
+    record("collective_in", GATHER, block=0),
+    record("collective_out", GATHER, block=0),
+    record("block_post", "blocks.0", block=0),
+    record("collective_in", REDUCE, block=0, phase="backward"),
+    record("collective_out", REDUCE, block=0, phase="backward"),
+    record("grad", "w", phase="backward"),
+)
+OPERATORS = (
+    record("param", "w", phase="before"),
+    record("op", "aten.mm in blocks.0", inputs=5, block=0),
+    record("op", "aten.add in blocks.0", inputs=6, block=0),
+    record("module", "blocks.0.ffn", block=0),
+    record("grad", "w", phase="backward"),
+)
+Place = tuple[str, str]
+"""Site and phase; all records there differ."""
+
+
+def _with(records: Sequence[Record], *places: Place) -> list[Record]:
+    return [replace(r, digest=99) if (r.site, r.phase) in places else r for r in records]
+
+
+def _pair(records: Sequence[Record], *places: Place) -> tuple[Stream, Stream]:
+    """A rank's reference, and its second run that differs at these places."""
+    return stream_of(records), stream_of(_with(records, *places), run="r2")
+
+
+def _attributed(
+    records: Sequence[Record], places: Mapping[int, Sequence[Place]], level: str = "block", **options: Any
+) -> dict[int, Divergence]:
+    """What three ranks diverge by, where these ranks differ at these places."""
+    pairs = {}
+    for rank in range(3):
+        reference, other = _pair(records, *places.get(rank, ()))
+        pairs[rank] = (replace(reference, rank=rank), replace(other, rank=rank))
+    return attribute(pairs, level=level, **options)
+
+
+def _only(
+    records: Sequence[Record], *places: Place, level: str = "block", restored: bool = False
+) -> tuple[str | None, str | None]:
+    """Cause and closer of rank 1, the only one that differs."""
+    found = _attributed(records, {1: places}, level, restored=restored)
+    assert list(found) == [1]
+    assert (found[1].rank, found[1].origin) == (1, None)
+    return found[1].cause, found[1].closer
+
+
+def test_ranks_that_repeat_have_no_divergence() -> None:
+    assert _attributed(REPLAYED, {}) == {}
+
+
+def test_a_divergence_is_the_first_of_its_rank_with_place_and_reference() -> None:
+    (found,) = _attributed(REPLAYED, {2: [("loss", "forward"), ("block_post", "forward")]}).values()
+    assert found == Divergence(
+        rank=2,
+        step=0,
+        run="r2",
+        seq=6,
+        site="block_post",
+        block=0,
+        name="blocks.0",
+        phase="forward",
+        kind="value",
+        reference="r1",
+        cause="compute",
+        closer="op",
+    )
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    ("records", "place", "cause"),
+    [
+        (REPLAYED, ("input", "before"), "input"),
+        (REPLAYED, ("rng", "before"), "rng"),
+        (REPLAYED, ("rng", "forward"), "rng"),
+        (REPLAYED, ("rng", "after"), "rng"),
+        (REPLAYED, ("param", "before"), "memory"),
+        (REPLAYED, ("buffer", "before"), "memory"),
+        (REPLAYED, ("param", "after"), "memory"),
+        (TRAINED, ("param", "after"), "optimizer"),
+        (TRAINED, ("optim", "after"), "optimizer"),
+        (TRAINED, ("norm", "optimizer"), "optimizer"),
+    ],
+    ids=str,
+)
+def test_state_and_data_name_their_cause_at_every_level(
+    records: Sequence[Record], place: Place, cause: str, level: str
+) -> None:
+    assert _only(records, place, level=level) == (cause, None)
+
+
+@pytest.mark.parametrize("level", ["off", "block", "module", "collective"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        ("block_pre", "forward"),
+        ("block_post", "forward"),
+        ("logits", "forward"),
+        ("block_grad_out", "backward"),
+        ("block_grad_in", "backward"),
+        ("grad", "backward"),
+        ("global", "backward"),
+    ],
+    ids=str,
+)
+def test_other_bits_inside_a_step_are_computed_and_operators_say_more(place: Place, level: str) -> None:
+    assert _only(REPLAYED, place, level=level) == ("compute", "op")
+
+
+def test_of_a_loss_no_level_says_more() -> None:
+    assert _only(REPLAYED, ("loss", "forward")) == ("compute", None)
+
+
+@pytest.mark.parametrize("place", [("param", "before"), ("rng", "before"), ("input", "before"), ("buffer", "before")])
+def test_what_a_restored_step_starts_from_was_loaded(place: Place) -> None:
+    assert _only(TRAINED, place, restored=True) == ("checkpoint", None)
+
+
+@pytest.mark.parametrize(
+    ("place", "cause"),
+    [(("rng", "forward"), "rng"), (("block_post", "forward"), "compute"), (("optim", "after"), "optimizer")],
+)
+def test_what_a_restored_step_does_after_that_is_its_own(place: Place, cause: str) -> None:
+    assert _only(TRAINED, place, restored=True)[0] == cause
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_other_records_in_another_order_are_a_cause_of_their_own(level: str) -> None:
+    reference = stream_of(REPLAYED)
+    other = stream_of([*REPLAYED[:4], *REPLAYED[5:]], run="r2")
+    (found,) = attribute({0: (reference, other)}, level=level).values()
+    assert (found.kind, found.cause, found.closer, found.seq) == ("sequence", "sequence", None, 4)
+
+
+def test_of_other_programs_the_order_is_no_cause() -> None:
+    reference, other = stream_of(REPLAYED), stream_of([*REPLAYED[:4], *REPLAYED[5:]], run="r2")
+    assert attribute({0: (reference, other)}, level="block", aligned=False) == {}
+    differing = stream_of(_with(other.records, ("loss", "forward")), run="r2")
+    assert attribute({0: (reference, differing)}, level="block", aligned=False)[0].cause == "compute"
+
+
+# --- operators -------------------------------------------------------------------------------------------------------
+
+
+def test_an_operator_that_gives_other_bits_for_equal_inputs_computed_them() -> None:
+    assert _only(OPERATORS, ("op", "forward"), level="op") == ("compute", None)
+
+
+@pytest.mark.parametrize("digest", [1, 99])
+def test_an_operator_that_read_what_nobody_wrote_read_changed_memory(digest: int) -> None:
+    records = list(OPERATORS)
+    records[1] = replace(records[1], inputs=55, digest=digest)
+    (found,) = attribute({0: (stream_of(OPERATORS), stream_of(records, run="r2"))}, level="op").values()
+    assert (found.name, found.cause, found.closer) == ("aten.mm in blocks.0", "memory", None)
+
+
+@pytest.mark.parametrize("place", [("module", "forward"), ("grad", "backward")])
+def test_what_no_operator_wrote_is_memory_where_all_operators_were_seen(place: Place) -> None:
+    assert _only(OPERATORS, place, level="op") == ("memory", None)
+
+
+# --- what comes from other ranks, seen without collectives -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["off", "block", "module"])
+def test_reduced_gradients_bring_the_divergence_of_another_rank(level: str) -> None:
+    own, reduced = ("block_post", "forward"), ("grad", "backward")
+    found = _attributed(REPLAYED, {0: [reduced], 1: [own, reduced], 2: [reduced]}, level)
+    assert {rank: (d.cause, d.origin, d.closer) for rank, d in found.items()} == {
+        0: ("upstream", 1, "collective"),
+        1: ("compute", None, "op"),
+        2: ("upstream", 1, "collective"),
+    }
+
+
+@pytest.mark.parametrize(
+    "place", [("norm", "optimizer"), ("optim", "after"), ("param", "after"), ("global", "backward")]
+)
+def test_whatever_is_made_of_reduced_gradients_is_received(place: Place) -> None:
+    found = _attributed(TRAINED, {0: [place], 2: [("block_post", "forward")]})
+    assert (found[0].cause, found[0].origin) == ("upstream", 2)
+
+
+def test_gathered_parameters_bring_the_divergence_of_another_rank() -> None:
+    found = _attributed(REPLAYED, {0: [("block_post", "forward")], 2: [("param", "before"), ("block_post", "forward")]})
+    assert (found[0].cause, found[0].origin, found[0].closer) == ("upstream", 2, "collective")
+    assert (found[2].cause, found[2].origin) == ("memory", None)
+
+
+def test_activations_never_come_from_other_ranks() -> None:
+    found = _attributed(REPLAYED, {0: [("block_post", "forward")], 1: [("logits", "forward")]})
+    assert {rank: (d.cause, d.origin) for rank, d in found.items()} == {0: ("compute", None), 1: ("compute", None)}
+
+
+def test_the_state_before_a_step_comes_from_no_other_rank_of_this_step() -> None:
+    found = _attributed(REPLAYED, {0: [("input", "before")], 1: [("param", "before")]})
+    assert {rank: (d.cause, d.origin) for rank, d in found.items()} == {0: ("input", None), 1: ("memory", None)}
+
+
+def test_ranks_that_differ_at_one_place_started_together() -> None:
+    found = _attributed(REPLAYED, {0: [("grad", "backward")], 1: [("grad", "backward")]})
+    assert {rank: (d.cause, d.origin) for rank, d in found.items()} == {0: ("compute", None), 1: ("compute", None)}
+
+
+def test_the_origin_is_the_rank_that_differed_first_of_all() -> None:
+    places = {0: [("grad", "backward")], 1: [("logits", "forward")], 2: [("input", "before")]}
+    assert _attributed(REPLAYED, places)[0].origin == 2
+    places[1] = [("input", "before")]
+    assert _attributed(REPLAYED, places)[0].origin == 1
+
+
+def test_a_broken_sequence_is_received_from_nobody() -> None:
+    early = _pair(REPLAYED, ("block_post", "forward"))
+    late = stream_of(REPLAYED), stream_of(REPLAYED[:-2], run="r2")
+    found = attribute({0: early, 1: (replace(late[0], rank=1), replace(late[1], rank=1))}, level="block")
+    assert (found[1].cause, found[1].origin) == ("sequence", None)
+
+
+# --- collectives -----------------------------------------------------------------------------------------------------
+
+GROUPS = {rank: {"mesh": (0, 1, 2)} for rank in range(3)}
+
+
+@pytest.mark.parametrize("level", ["collective", "op"])
+def test_a_collective_that_delivers_other_bits_of_equal_inputs_is_the_cause(level: str) -> None:
+    found = _attributed(COLLECTIVES, {1: [("collective_out", "forward")]}, level, groups=GROUPS)
+    assert {rank: (d.cause, d.origin, d.closer) for rank, d in found.items()} == {1: ("collective", None, None)}
+
+
+@pytest.mark.parametrize("level", ["collective", "op"])
+def test_what_another_rank_sent_is_upstream_of_that_rank(level: str) -> None:
+    sent, delivered = ("collective_in", "backward"), ("collective_out", "backward")
+    places = {0: [delivered], 1: [("block_post", "forward"), sent, delivered], 2: [delivered]}
+    found = _attributed(COLLECTIVES, places, level, groups=GROUPS)
+    assert {rank: (d.cause, d.origin, d.closer) for rank, d in found.items()} == {
+        0: ("upstream", 1, None),
+        1: ("compute" if level == "collective" else "memory", None, "op" if level == "collective" else None),
+        2: ("upstream", 1, None),
+    }
+
+
+def test_only_the_same_collective_brings_bits() -> None:
+    # Rank 1 sent other bits into the all-gather, and yet it is the reduce-scatter that delivered some to rank 0.
+    places = {0: [("collective_out", "backward")], 1: [("collective_in", "forward")]}
+    assert _attributed(COLLECTIVES, places, "collective", groups=GROUPS)[0].cause == "collective"
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"), [((0, 1), ("upstream", 1)), ((0, 2), ("collective", None)), (None, ("upstream", 1))]
+)
+def test_a_rank_outside_the_group_sent_nothing(
+    members: tuple[int, ...] | None, expected: tuple[str, int | None]
+) -> None:
+    groups = {0: {} if members is None else {"mesh": members}}
+    places = {0: [("collective_out", "backward")], 1: [("collective_in", "backward")]}
+    found = _attributed(COLLECTIVES, places, "collective", groups=groups)
+    assert (found[0].cause, found[0].origin) == expected
+
+
+def test_of_several_senders_the_first_to_differ_is_the_origin() -> None:
+    sent = ("collective_in", "backward")
+    places = {0: [("collective_out", "backward")], 1: [sent], 2: [("block_post", "forward"), sent]}
+    assert _attributed(COLLECTIVES, places, "collective", groups=GROUPS)[0].origin == 2
+
+
+def test_where_collectives_were_seen_gradients_bring_nothing_by_themselves() -> None:
+    places = {0: [("grad", "backward")], 1: [("block_post", "forward"), ("grad", "backward")]}
+    found = _attributed(COLLECTIVES, places, "collective", groups=GROUPS)
+    assert (found[0].cause, found[0].origin, found[0].closer) == ("compute", None, "op")
+
+
+def test_what_this_rank_itself_sent_is_no_excuse() -> None:
+    places = {0: [("collective_in", "backward"), ("collective_out", "backward")]}
+    found = _attributed(COLLECTIVES, places, "collective", groups=GROUPS)
+    assert (found[0].site, found[0].cause, found[0].origin) == ("collective_in", "compute", None)
+
+
+@pytest.mark.parametrize("group", ["mesh", "mesh_shard", "0", "mesh dim 1"])
+def test_a_collectives_name_holds_its_group(group: str) -> None:
+    assert group_of(collective_name("c10d.allreduce_", 12, group, "blocks.0.ffn")) == group
+
+
+def test_every_cause_has_its_words() -> None:
+    expected = "input rng compute collective upstream optimizer sequence checkpoint memory"
+    assert list(CAUSES) == expected.split()
+    assert all(CAUSES.values())
