@@ -86,7 +86,7 @@ def _fault(config: Mapping[str, Any]) -> Iterator[str]:
         if impossible := [name for name in fault["kinds"] if not can_strike(name, config)]:
             yield from (f"fault.kinds={name}: {cannot_strike(name, config)}" for name in impossible)
         if modes.trains(config):
-            yield f"mode={config['mode']['name']}: in a campaign each fault has a step that starts clean; use mode=replay"
+            yield f"mode={config['mode']['name']}: a campaign needs steps that each start clean; use mode=replay"
         if config["steps"] < 2:
             yield f"steps={config['steps']}: a campaign has one fault in each step after the first; at least 2"
     elif kind in KINDS and (reason := cannot_strike(kind, config)):

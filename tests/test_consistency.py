@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from detsweep.consistency import RESERVED, contradictions
+from detsweep.consistency import RESERVED, contradictions, unsupported
 from detsweep.paths import conf_dir
 from detsweep.validate import problems
 from tests.support import compose
@@ -101,8 +101,8 @@ KINDS = (
             "observe=module: cannot look into compiled blocks; use observe=block, or compile=false",
         ),
         (
-            ("model.attention=flex",),
-            "model.attention=flex: torch has no backward of it on the CPU; use math, sdpa or flash",
+            ("fault=campaign", "steps=3", "mode=train"),
+            "mode=train: a campaign needs steps that each start clean; use mode=replay",
         ),
         (("runs=1",), "runs=1: mode=replay compares runs, it needs at least 2"),
         (("runs=1", "mode=train"), "runs=1: mode=train compares runs, it needs at least 2"),
@@ -239,6 +239,9 @@ def test_xxh3_is_for_host_memory() -> None:
 
 def test_flex_attention_is_for_accelerators() -> None:
     assert _lines("model.attention=flex", "device=cuda", gpus=2) == []
+    assert _lines("model.attention=flex", "device=cpu") == []
+    reason = unsupported(compose("model.attention=flex", "device=cpu"))
+    assert reason == "model.attention=flex: torch has no backward of it on the CPU"
 
 
 def test_impossible_kinds_of_a_campaign_are_a_line_each() -> None:

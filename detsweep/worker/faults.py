@@ -19,7 +19,7 @@ from detsweep.injections import Injection, ledger
 from detsweep.worker.corruptions import PLANTED, corrupt, corrupted
 from detsweep.worker.model import RepeatedBlockModel
 from detsweep.worker.observe import Observer
-from detsweep.worker.operators import FaultMode
+from detsweep.worker.strikes import FaultMode
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import pytest
 
 from detsweep import load
 from detsweep.analysis import exit_code
-from detsweep.analysis.cells import value_of
-from detsweep.analysis.frames import DIVERGENCE_COLUMNS, TRIAL_COLUMNS
+from detsweep.baselines import value_of
+from detsweep.analysis.rows import DIVERGENCE_COLUMNS, TRIAL_COLUMNS
 from detsweep.paths import FileError, SweepPaths, TrialPaths, read_json, write_json
 from detsweep.plan import Cell, Plan
 from tests.support import (

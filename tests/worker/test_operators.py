@@ -15,10 +15,12 @@ from torch import Tensor
 
 from detsweep.capture import Record
 from detsweep.fingerprints import combine, xxh3
+from detsweep.worker.dispatched import signature_of, tensors_in
 from detsweep.worker.model import build
 from detsweep.worker.observe import Observer
-from detsweep.worker.operators import FaultMode, OperatorMode, signature_of, tensors_in
+from detsweep.worker.operators import OperatorMode
 from detsweep.worker.progress import Progress
+from detsweep.worker.strikes import FaultMode
 from tests.support import compose, one_rank
 
 ATEN = torch.ops.aten

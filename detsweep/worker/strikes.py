@@ -1,0 +1,68 @@
+"""Where faults in operators and collectives strike: in their results, before anyone else sees them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch._C._distributed_c10d import FakeWork
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from detsweep.worker.dispatched import COLLECTIVES, delivered_by, sides, signature_of
+
+
+class FaultMode(TorchDispatchMode):
+    """Counts collectives, and operators in a block's forward, and shows each one's result before anyone else sees it.
+
+    `strike(site, number, count, tensor)` says whether it changed the tensor; `number` counts from 0 in this run,
+    `count` is how many the run before had (None in the first). `inside` gives the block whose forward runs. Entered
+    below an OperatorMode.
+    """
+
+    def __init__(
+        self,
+        strike: Callable[[str, int, int | None, Tensor], bool],
+        inside: Callable[[], int | None],
+        looking: Callable[[], bool],
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._strike = strike
+        self._inside = inside
+        self._looking = looking
+        self._counts: Counter[int | None] = Counter()
+        self._previous: Counter[int | None] = Counter()
+
+    def begin(self) -> None:
+        """A run begins."""
+        self._previous, self._counts = self._counts or self._previous, Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if DTensor in types:
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        if not self._looking():
+            return result
+        if func.namespace in COLLECTIVES:
+            delivered = delivered_by(func, args, sides(func)[0], result)[:1]
+            if delivered and self._show("collective_out", None, delivered[0]) and func.namespace == "c10d":
+                # gloo copies a reduce-scatter's result with each wait, and the caller waits again: it gets a work
+                # that is done. Of such only torch's own fake collectives have one to give.
+                done = FakeWork().boxed()
+                return (*result[:-1], done) if isinstance(result, (list, tuple)) else done
+        elif (block := self._inside()) is not None and _is_computed(func, result):
+            self._show("op", block, result)
+        return result
+
+    def _show(self, site: str, block: int | None, tensor: Tensor) -> bool:
+        number = self._counts[block]
+        self._counts[block] += 1
+        return self._strike(site, number, self._previous[block] or None, tensor)
+
+
+def _is_computed(func: Any, result: Any) -> bool:
+    return isinstance(result, Tensor) and result.is_floating_point() and signature_of(func).computes
