@@ -69,7 +69,7 @@ def _merged(result: Mapping[str, Any], cross: CrossComparison, reference: str) -
         for rank in result["ranks"]
     ]
     diverged = [rank["rank"] for rank in ranks if rank["divergences"]]
-    first = result["first"] or min(found, key=lambda d: (d["step"], d["run"], d["seq"], d["rank"]), default=None)
+    first = result["first"] or (None if cross.first is None else {**cross.first.to_json(), "reference": reference})
     verdict = "diverged" if result["verdict"] == "pass" and diverged else result["verdict"]
     return {
         **result,
@@ -92,7 +92,8 @@ def against_baseline(
 ) -> CrossComparison:
     """A cell's trial against its baseline's, as programs that need not do the same things in the same order.
 
-    Runs that only one of them has are not compared. Raises FileError where records are missing or torn.
+    Runs that only one of them has are not compared. Raises FileError where records are missing or torn, ValueError
+    where the two were fingerprinted by different algorithms.
     """
     reference = _streams(baseline, baseline_config)
     return cross_compare(reference, _streams(own, own_config), own_config, groups={}, aligned=False)
@@ -132,5 +133,5 @@ def _groups(result: Mapping[str, Any]) -> dict[int, dict[str, tuple[int, ...]]]:
     }
 
 
-def _when(divergence: Divergence) -> tuple[int, str, int, int]:
-    return divergence.step, divergence.run, divergence.seq, divergence.rank
+def _when(divergence: Divergence) -> tuple[int, int, int, int]:
+    return divergence.step, int(divergence.run.removeprefix("r")), divergence.seq, divergence.rank

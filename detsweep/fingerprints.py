@@ -32,13 +32,14 @@ INTEGER_OF_WIDTH = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int6
 def local(tensor: Tensor) -> Tensor:
     """The rank's own shard of a DTensor, or the tensor itself; without autograd, conjugate and negation resolved.
 
-    Raises TypeError for what has no dense storage to read: sparse, quantized and meta tensors.
+    Raises TypeError for what has no dense storage to read: sparse, quantized, meta and fake tensors.
     """
     own = tensor.detach()
     if isinstance(own, DTensor):
         own = own.to_local()
-    if own.layout != torch.strided or own.is_quantized or own.device.type == "meta":
-        raise TypeError(f"cannot fingerprint a {own.layout} tensor of {own.dtype} on {own.device}: no dense storage")
+    if type(own) is not Tensor or own.layout != torch.strided or own.is_quantized or own.device.type == "meta":
+        kind = f"{own.layout} {type(own).__name__}"
+        raise TypeError(f"cannot fingerprint a {kind} of {own.dtype} on {own.device}: no dense storage")
     return own.resolve_conj().resolve_neg()
 
 

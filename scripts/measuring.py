@@ -77,6 +77,12 @@ def run_command(command: Sequence[str], variables: Mapping[str, str], *, timeout
             raise
 
 
+def clean_environment() -> dict[str, str]:
+    """The shell's environment without what would change a command; the package is this checkout's."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("HYDRA_", "DETSWEEP_"))}
+    return {**variables, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), variables.get("PYTHONPATH"))))}
+
+
 def trial_spec(*overrides: str) -> dict[str, Any]:
     """What a rank of this cell reads, composed from conf/ as the command line does it; on the CPU unless said."""
     schema.register()
@@ -95,9 +101,7 @@ def torchrun(ranks: int, script: str, *arguments: str) -> list[str]:
 def finish(command: Sequence[str], spec: Mapping[str, Any], *, timeout_s: float | None = None) -> str:
     """Run a command in the environment of a trial, number of threads included, and return what it printed."""
     gpus = visible_gpus() if spec["config"]["device"] == "cuda" else ()
-    variables = environment_of(spec, os.environ, gpus).variables
-    # The ranks' scripts lie beside this one, and find the package wherever it is installed or not.
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), variables.get("PYTHONPATH"))))
+    variables = environment_of(spec, clean_environment(), gpus).variables
     done = run_command(command, variables, timeout_s=timeout_s)
     if done.code != 0:
         how = f"was ended after {timeout_s:.0f} s" if done.code is None else f"left with {done.code}"

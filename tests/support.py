@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -22,8 +22,10 @@ from torch._C._distributed_c10d import HashStore
 from detsweep import modes, results, schema
 from detsweep.capture import SCHEMA, Record, Stream, write_streams
 from detsweep.dispatch.provenance import open_session
+from detsweep.injections import ledger
 from detsweep.paths import SweepPaths, TrialPaths, conf_dir, write_json
 from detsweep.plan import Cell, Plan, make_plan
+from detsweep.worker.faults import Struck
 from detsweep.worker.progress import Progress
 from detsweep.worker.rank import _prepare as prepare_rank
 from detsweep.worker.rank import _result as rank_result
@@ -133,14 +135,16 @@ def write_rank(
     lost: Sequence[str] = (),
     milliseconds: float = 3.0,
     plain_milliseconds: float = 2.0,
+    injected: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Write what a rank leaves behind; `differs` maps (step, run) to the record from which on that run differs."""
     trial.folder.mkdir(parents=True, exist_ok=True)
     places = [(step, int(run.removeprefix("r"))) for step, run in modes.expected_runs(spec["config"])]
     streams = [full_stream(rank, *place, differs_from=(differs or {}).get(place)) for place in places]
     write_streams(trial.records(rank), streams, world_size=spec["world_size"])
-    also = {"loss": 6.25, "injected": [], "groups": {}, "step_ms": milliseconds, "plain_step_ms": plain_milliseconds}
-    write_json(trial.rank_result(rank), {**rank_result(rank, streams, list(lost)), **also})
+    also = {"loss": 6.25, "groups": {}, "step_ms": milliseconds, "plain_step_ms": plain_milliseconds}
+    own = {**rank_result(rank, streams, list(lost)), **also, "injected": list(injected)}
+    write_json(trial.rank_result(rank), own)
 
 
 def write_trial(
@@ -151,10 +155,11 @@ def write_trial(
     differs: Mapping[int, Mapping[tuple[int, int], int]] | None = None,
     lost: Mapping[int, Sequence[str]] | None = None,
     milliseconds: float = 3.0,
+    injected: Mapping[int, Sequence[Mapping[str, Any]]] | None = None,
 ) -> dict[str, Any]:
     """Write a trial that ran to its end and its merged result; `differs` and `lost` say of each rank what is not well.
 
-    Returns the result.
+    `injected`: the faults that each rank put in. Returns the result.
     """
     spec = cell.spec(number)
     write_json(trial.spec, spec)
@@ -166,7 +171,58 @@ def write_trial(
             differs=(differs or {}).get(rank),
             lost=(lost or {}).get(rank, ()),
             milliseconds=milliseconds,
+            injected=(injected or {}).get(rank, ()),
         )
+    return _merged(trial, spec)
+
+
+def write_recorded(
+    trial: TrialPaths,
+    cell: Cell,
+    number: int = 0,
+    *,
+    records: Callable[[int, int, int], Sequence[Record]],
+    injected: Mapping[int, Sequence[Mapping[str, Any]]] | None = None,
+    groups: Mapping[str, Sequence[int]] | None = None,
+    nonfinite: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
+    """Write a trial whose ranks recorded `records(rank, step, run)`, and its merged result, which is returned.
+
+    `groups`: the members of the process groups that every rank saw; `nonfinite`: what every run had of these values.
+    """
+    spec = cell.spec(number)
+    write_json(trial.spec, spec)
+    for rank in range(cell.world_size):
+        places = [(step, int(run.removeprefix("r"))) for step, run in modes.expected_runs(cell.config)]
+        own = [stream_of(records(rank, step, run), rank=rank, step=step, run=f"r{run}") for step, run in places]
+        streams = [replace(one, nonfinite=nonfinite or {}) for one in own]
+        write_streams(trial.records(rank), streams, world_size=cell.world_size)
+        also = {"loss": 6.25, "groups": groups or {}, "step_ms": 3.0, "plain_step_ms": 2.0}
+        also["injected"] = list((injected or {}).get(rank, ()))
+        write_json(trial.rank_result(rank), {**rank_result(rank, streams, []), **also})
+    return _merged(trial, spec)
+
+
+def as_planned(cell: Cell) -> dict[int, list[dict[str, Any]]]:
+    """What each rank writes down where every fault of a cell strikes an input or the output of a block."""
+    return {
+        rank: [
+            struck(one.kind, step, int(run.removeprefix("r")), block=None if one.site == "input" else one.block)
+            for one in ledger(cell.config)
+            for step, run in modes.expected_runs(cell.config)
+            if one.strikes(rank, step, int(run.removeprefix("r")))
+        ]
+        for rank in range(cell.world_size)
+    }
+
+
+def struck(kind: str, step: int = 0, run: int = 2, *, block: int | None = 1) -> dict[str, Any]:
+    """A fault as a rank writes it down: in the output of a block, or with `block` None in the input."""
+    site, name = ("input", "input_ids") if block is None else ("block_post", f"blocks.{block}")
+    return Struck(kind, step, run, site, name, block).to_json()
+
+
+def _merged(trial: TrialPaths, spec: Mapping[str, Any]) -> dict[str, Any]:
     result = results.merge(trial, spec, returncode=0, timeout_min=None, seconds=1.5)
     write_json(trial.result, result)
     return result

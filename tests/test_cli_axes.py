@@ -12,9 +12,12 @@ import detsweep as package
 from tests.conftest import Ran, Run
 
 
-def first_line(cell: Path, rank: int = 0) -> dict[str, Any]:
-    text = (cell / "trial0" / f"rank{rank:03d}.jsonl").read_text()
-    return json.loads(text.splitlines()[0])  # type: ignore[no-any-return]
+def all_lines(cell: Path, *, rank: int) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in (cell / "trial0" / f"rank{rank:03d}.jsonl").read_text().splitlines()]
+
+
+def first_line(cell: Path) -> dict[str, Any]:
+    return all_lines(cell, rank=0)[0]
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +56,16 @@ def test_steps_runs_and_global_checksum(detsweep: Run) -> None:
     ran = detsweep("steps=3", "runs=3", "checksum_mode=global", "checksum=bitsum", "moe=even", "experts=4", "top_k=2")
     assert ran.code == 0, ran.out + ran.err
     (cell,) = ran.cells().values()
-    lines = [json.loads(text) for text in (cell / "trial0" / "rank001.jsonl").read_text().splitlines()]
+    lines = all_lines(cell, rank=1)
     assert [(line["step"], line["run"]) for line in lines] == [(s, f"r{r}") for s in range(3) for r in (1, 2, 3)]
     assert {line["checksum"] for line in lines} == {"bitsum"}
-    # Each step is a fresh replay of the same one.
-    assert len({line["loss_bits"] for line in lines}) == 1
-    (global_bits,) = {line["global_bits"] for line in lines}
-    total = sum(first_line(cell, rank)["loss_bits"] ^ first_line(cell, rank)["output_bits"] for rank in (0, 1))
-    assert (global_bits - total) % 2**64 == 0
+    # Each step has a batch of its own, and its runs have the same one.
+    assert [line["loss_bits"] for line in lines[::3]] == [line["loss_bits"] for line in lines[1::3]]
+    assert len({line["loss_bits"] for line in lines}) == 3
+    for line, other in zip(lines, all_lines(cell, rank=0), strict=True):
+        total = sum(one["loss_bits"] ^ one["output_bits"] for one in (line, other))
+        assert (line["global_bits"] - total) % 2**64 == 0
+        assert line["global_bits"] == other["global_bits"]
     (result,) = ran.results().values()
     assert result["replays"] == 6
 

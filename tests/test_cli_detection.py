@@ -70,8 +70,8 @@ def test_divergences_have_a_row_for_each_rank_and_are_marked_as_a_fault(flipped_
         assert "block_post of block 2, rank 1, step 0 r2" in text
 
 
-def test_self_test_ends_with_0_because_every_fault_was_found_in_place(detsweep: Run) -> None:
-    ran = detsweep("experiment=self_test")
+def test_a_positive_control_ends_with_0_because_every_fault_was_found_in_place(detsweep: Run) -> None:
+    ran = detsweep("-m", "fault=none,input_flip,bit_flip", "positive_control=true")
     assert ran.code == 0, ran.out + ran.err
     assert "positive control: 3 of 3 cells as they should be" in ran.out
 

@@ -169,11 +169,11 @@ def _baseline_rows(cells: Iterable[rows.Cell], found: Mapping[str, rows.Trials])
 
 def _drilled(trials: rows.Trials) -> Drill:
     """What the closer look at a cell found."""
-    results_of = [result for _, result in trials.values()]
+    verdicts = [str(result["verdict"]) for _, result in trials.values()]
     for number, (trial, result) in trials.items():
         if result.get("first"):
             return Drill("diverged", rows.trial_row(number, trial, result))
-    return Drill(str(results_of[0]["verdict"]), {})
+    return Drill(next((verdict for verdict in verdicts if verdict != "pass"), "pass"), {})
 
 
 def _with_first_run(streams: Sequence[Stream]) -> Iterator[tuple[Stream, Stream]]:

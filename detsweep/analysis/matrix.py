@@ -126,7 +126,7 @@ def _cell_row(sweep: Sweep, group: pd.DataFrame) -> dict[str, Any]:
         "replays": f"{diverged_replays}/{replays}",
         "upper_bound": upper_bound(replays) if replays and not diverged_replays else None,
         "first": _firsts(diverged),
-        "cause": "" if diverged.empty else str(diverged.iloc[0]["cause"] or ""),
+        "cause": "" if diverged.empty or _missing(diverged.iloc[0]["cause"]) else str(diverged.iloc[0]["cause"]),
         "closer_look": _closer_look(sweep, row["cell"]),
         "loss": ", ".join(dict.fromkeys(loss for loss in counted["loss"] if isinstance(loss, str))),
         **_baseline(sweep, row["cell"]),
@@ -175,8 +175,8 @@ def _closer_look(sweep: Sweep, cell: str) -> str:
     if drill is None:
         return ""
     if not drill.first:
-        return f"{drill.verdict}: it did not show again"
-    return f"{drill.first['cause']}: {describe_first(drill.first)}"
+        return {"pass": "pass: it did not show again", "none": "none yet"}.get(drill.verdict, drill.verdict)
+    return f"{drill.first['cause'] or 'no cause'}: {describe_first(drill.first)}"
 
 
 def _baseline(sweep: Sweep, cell: str) -> dict[str, str]:
@@ -199,7 +199,8 @@ def _baseline(sweep: Sweep, cell: str) -> dict[str, str]:
 
 def _label(sweep: Sweep, cell: str) -> str:
     config, overrides = sweep.configs[cell], sweep.overrides[cell]
-    return " ".join(f"{key}={value_of(config, key, overrides)}" for key in sweep.axes) or cell
+    axes = [key for key in sweep.axes if key != "cell"]
+    return " ".join(f"{key}={value_of(config, key, overrides)}" for key in axes) or cell
 
 
 def _listed(ranks: Iterable[int]) -> str:

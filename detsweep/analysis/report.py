@@ -49,7 +49,8 @@ MARKS = {
 FOLDED = {HEADERS["first"]: 24, HEADERS["closer_look"]: 24, HEADERS["differs_from_baseline"]: 24, "error": 40}
 # An error's text stands below the table too.
 EXPENDABLE = ("error", *(HEADERS[name] for name in ("plain_step_ms", "step_ms", "upper_bound", "replays")), "errors",
-              HEADERS["diverged"], "mitigation", "fault")  # fmt: skip
+              *(HEADERS[name] for name in ("baseline_loss", "loss")), "baseline", HEADERS["diverged"], "cause",
+              HEADERS["closer_look"], "mitigation", "fault")  # fmt: skip
 STYLES = {"pass": "green", "diverged": "bold red", "unsupported": "dim", "none": "dim"}
 
 

@@ -128,7 +128,7 @@ def baseline_row(cell: Cell, trials: Trials, baseline: Cell, its_trials: Trials)
         return {**row, "error": "no result" if own is None else "its baseline has no result"}
     try:
         crossed = against_baseline(own, cell["config"], other, baseline["config"])
-    except FileError as error:
+    except (FileError, ValueError) as error:
         return {**row, "error": str(error)}
     return {**row, **_crossed(crossed)}
 

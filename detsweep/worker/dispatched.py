@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+_PLAIN = (Tensor, nn.Parameter)
 COLLECTIVES = ("c10d", "_c10d_functional")
 # Of the same namespaces, and yet nothing that goes from rank to rank.
 NO_COLLECTIVE = ("wait_tensor", "_wrap_tensor_autograd")
@@ -97,7 +98,7 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
     """All tensors in nested lists and tuples that have bits to read."""
     for value in values:
         if isinstance(value, Tensor):
-            if value.layout == torch.strided and value.device.type != "meta":
+            if type(value) in _PLAIN and value.layout == torch.strided and value.device.type != "meta":
                 yield value
         elif isinstance(value, (list, tuple)):
             yield from tensors_in(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -18,6 +19,9 @@ from detsweep.worker.tracing import ModuleHooks
 
 class Observer:
     """Collects the records of one run at a time.
+
+    `phase` is what part of the step the caller is in; `groups` the members of the process groups that were seen, and
+    `issued` how many collectives each of them has issued in this run.
 
     Digests stay on the device until `finish`. With `level` `off` nothing is hooked, so that what is recorded inside
     the step is nothing; what the caller records before and after it is the same at every level.
@@ -42,6 +46,7 @@ class Observer:
         self._unseen = 0
         self.phase = "before"
         self.groups: dict[str, tuple[int, ...]] = {}
+        self.issued: Counter[str] = Counter()
 
     @property
     def looking(self) -> bool:
@@ -107,6 +112,7 @@ class Observer:
 
     def finish(self, *, rank: int, step: int, run: str) -> Stream:
         """The stream of the run that just ended; the next one starts empty. Waits for the device."""
+        self.issued.clear()
         pending, self._pending = self._pending, []
         counted, self._nonfinite = self._nonfinite, []
         inputs = [item[-1] for item in pending if item[-1] is not None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +41,6 @@ class OperatorMode(TorchDispatchMode):
         self._observer = observer
         self._position = position
         self._operators = operators
-        self._issued: Counter[str] = Counter()
         self._signatures: dict[Any, Signature] = {}
 
     def __torch_dispatch__(
@@ -52,7 +50,8 @@ class OperatorMode(TorchDispatchMode):
             # It unwraps itself and calls again with the local tensors, and issues collectives on the way.
             return NotImplemented
         kwargs = kwargs or {}
-        if not self._observer.looking:
+        if types or not self._observer.looking:
+            # Other kinds of tensors have no bits: with fake ones DTensor finds out what shape a result will have.
             return func(*args, **kwargs)
         if func.namespace in COLLECTIVES:
             return self._collective(func, args, kwargs)
@@ -86,8 +85,8 @@ class OperatorMode(TorchDispatchMode):
             return func(*args, **kwargs)
         module, phase = self._position()
         group = self._group(args)
-        name = collective_name(f"{func.namespace}.{operator}", self._issued[group], group, module)
-        self._issued[group] += 1
+        name = collective_name(f"{func.namespace}.{operator}", self._observer.issued[group], group, module)
+        self._observer.issued[group] += 1
         writes, reads = sides(func)
         sent = list(tensors_in([args[reads]])) if reads is not None else []
         if sent:

@@ -93,7 +93,7 @@ class TrainingStep:
         self.faults.gradients(self.model)
         self._record_backward(output)
         self._observer.phase = "optimizer"
-        with self._timed():
+        with self._observer.observed(), self._timed():
             norm = self._update()
         self._record_after(norm)
         self.faults.end()

@@ -10,13 +10,15 @@ import pytest
 
 from detsweep import load
 from detsweep.analysis import exit_code
-from detsweep.analysis.control import judge
+from detsweep.analysis.control import PLACED, campaign, judge
 from tests.support import (
     BLOCK_0_POST,
     BLOCK_1_POST,
     INPUT,
     LOSS,
+    as_planned,
     plan_of,
+    struck,
     trial_of,
     write_cells,
     write_failure,
@@ -27,15 +29,22 @@ COMMON = ("positive_control=true", "runs=3", "steps=2")
 EVERYONE_AT_INPUT = {rank: {(0, 2): INPUT} for rank in range(2)}
 
 
-def _judged(folder: Path, fault: list[str], *trials: Any, common: tuple[str, ...] = COMMON) -> str:
-    """The judgement over a cell with this fault, whose trials differed as given (None: an error)."""
+def _judged(
+    folder: Path, fault: list[str], *trials: Any, common: tuple[str, ...] = COMMON, injected: Any = None
+) -> str:
+    """The judgement over a cell with this fault, whose trials differed as given (None: an error).
+
+    `injected`: what each rank put in, all that was planned unless said.
+    """
     plan = plan_of(fault, common=[*common, f"trials={len(trials)}"])
+    put_in = as_planned(plan.cells[0]) if injected is None else injected
     sweep = write_cells(folder, plan)
     for number, differs in enumerate(trials):
         if differs is None:
             write_failure(trial_of(sweep, plan.cells[0], number), plan.cells[0], number)
         else:
-            write_trial(trial_of(sweep, plan.cells[0], number), plan.cells[0], number, differs=differs)
+            trial = trial_of(sweep, plan.cells[0], number)
+            write_trial(trial, plan.cells[0], number, differs=differs, injected=put_in)
     return judge(load(folder), plan.cells[0].id)
 
 
@@ -61,8 +70,8 @@ def test_a_cell_without_a_fault_must_be_clean(tmp_path: Path, trials: tuple[Any,
         ({}, "missed"),
         ({0: {(0, 2): INPUT}}, "misplaced"),
         ({rank: {(0, 2): INPUT + 1} for rank in range(2)}, "misplaced"),
-        ({rank: {(0, 3): INPUT} for rank in range(2)}, "misplaced"),
-        ({rank: {(1, 2): INPUT} for rank in range(2)}, "misplaced"),
+        ({rank: {(0, 3): INPUT} for rank in range(2)}, "missed"),
+        ({rank: {(1, 2): INPUT} for rank in range(2)}, "missed"),
     ],
     ids=["in place", "missed", "one rank only", "another site", "another run", "another step"],
 )
@@ -122,7 +131,7 @@ def test_the_exit_code_of_a_positive_control(tmp_path: Path, changes: dict[str, 
         if differs == "error":
             write_failure(trial, cell)
         else:
-            write_trial(trial, cell, differs=differs)
+            write_trial(trial, cell, differs=differs, injected=as_planned(cell))
     assert exit_code(load(tmp_path)) == code
 
 

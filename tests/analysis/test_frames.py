@@ -124,8 +124,8 @@ def test_divergences_have_a_row_for_each_rank_and_run(tmp_path: Path) -> None:
     columns = ["trial", "rank", "run", "site", "block", "kind", "cause", "fault"]
     assert divergences[columns].astype(object).where(divergences[columns].notna(), None).to_numpy().tolist() == [
         [1, 0, "r2", "input", None, "value", "input", "bit_flip"],
-        [1, 0, "r3", "block_post", 1, "value", None, "bit_flip"],
-        [1, 1, "r3", "block_post", 0, "value", None, "bit_flip"],
+        [1, 0, "r3", "block_post", 1, "value", "compute", "bit_flip"],
+        [1, 1, "r3", "block_post", 0, "value", "compute", "bit_flip"],
     ]
     assert set(divergences["cell"]) == {plan.cells[0].id}
 
@@ -339,7 +339,7 @@ def test_a_single_cell_has_no_axes(tmp_path: Path) -> None:
         ((["observe=block"], ["observe=off"]), "observe", ["block", "off"]),
         ((["model.num_layers=2"], ["model.num_layers=3"]), "model.num_layers", [2, 3]),
         ((["keep_env=[]"], ["keep_env=[HOME,PATH]"]), "keep_env", ["", "HOME,PATH"]),
-        ((["fault=bit_flip", "fault.rank=null"], ["fault=bit_flip", "fault.rank=1"]), "fault.rank", [None, 1]),
+        ((["fault=bit_flip", "fault.rank=null"], ["fault=bit_flip", "fault.rank=1"]), "fault.rank", ["null", 1]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -462,7 +462,7 @@ def test_configurations_are_there_by_the_cells_id(tmp_path: Path) -> None:
         ("model.num_layers", 4),
         ("mitigation", "none+recipe"),
         ("fault", "bit_flip"),
-        ("fault.rank", None),
+        ("fault.rank", "null"),
         ("keep_env", "HOME,PATH"),
         ("env.A", "1"),
         ("env.B", ""),

@@ -21,7 +21,7 @@ from detsweep.analysis.report import EXPENDABLE, HEADERS, MARKS, _fit, failures,
 from detsweep.paths import TrialPaths, write_json
 from detsweep.plan import Cell
 from detsweep.results import VERDICTS, unsupported
-from tests.support import BLOCK_0_POST, INPUT, plan_of, trial_of, write_cells, write_failure, write_trial
+from tests.support import BLOCK_0_POST, INPUT, as_planned, plan_of, trial_of, write_cells, write_failure, write_trial
 
 ERROR = "rank 1: ValueError: a | b [bold]"
 
@@ -316,7 +316,8 @@ def _lines(folder: Path, points: list[list[str]], differs: dict[int, Any] | None
     plan = plan_of(*points, **options)
     sweep = write_cells(folder, plan)
     for number, cell in enumerate(plan.cells):
-        write_trial(trial_of(sweep, cell), cell, differs=(differs or {}).get(number))
+        found = (differs or {}).get(number)
+        write_trial(trial_of(sweep, cell), cell, differs=found, injected=as_planned(cell))
     return summary(load(folder))
 
 
