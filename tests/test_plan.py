@@ -9,6 +9,7 @@ import pytest
 from detsweep.capture import SCHEMA
 from detsweep.environment import gpu_platform, visible_gpus
 from detsweep.plan import make_plan
+from detsweep.validate import problems
 from tests.support import compose, one_cell, plan_of
 
 without_gpu = pytest.mark.skipif(gpu_platform() != "cpu", reason="this machine has a GPU")
@@ -285,3 +286,147 @@ def test_options_are_those_of_the_whole_sweep() -> None:
 @pytest.mark.skipif(bool(visible_gpus()), reason="this machine has a GPU")
 def test_a_gpu_that_is_not_there_is_a_problem() -> None:
     assert "this machine offers 0" in _problems(["device=cuda"])[0]
+
+
+# --- what a cell does not have ---------------------------------------------------------------------------------------
+
+
+def test_without_checkpointing_what_it_would_preserve_is_no_part_of_a_cell() -> None:
+    points = [
+        [f"checkpointing={kind}", f"preserve_rng_state={kept}"]
+        for kind in ("none", "block")
+        for kept in ("true", "false")
+    ]
+    plan = plan_of(*points)
+    found = [(cell.config["checkpointing"], cell.config["preserve_rng_state"]) for cell in plan.cells]
+    assert found == [("none", True), ("block", True), ("block", False)]
+    assert plan.repeated == 1
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("compile=true",),
+        ("wrap=root",),
+        ("mode=lockstep",),
+        ("mode=train", "accum=2"),
+        ("mode=train", "clip=1.0"),
+        ("model.embedding=index",),
+        ("model.attention=sdpa",),
+        ("moe.combine=ordered",),
+        ("world.shard_ranks=1",),
+        ("stress=jitter",),
+        ("fault=bit_flip", "fault.persistence=persistent"),
+    ],
+    ids=" ".join,
+)
+def test_every_way_to_run_a_step_is_a_cell_of_its_own(overrides: tuple[str, ...]) -> None:
+    assert one_cell(*overrides).id not in (one_cell().id, one_cell(*overrides[:-1]).id)
+
+
+@pytest.mark.parametrize("override", ["against=seed:1234", "drill=true"])
+def test_how_cells_are_compared_and_looked_at_is_not_their_identity(override: str) -> None:
+    assert compose(override) != compose()
+    assert one_cell(override).id == one_cell().id
+    assert one_cell(override).overrides == {}
+
+
+def test_flex_has_no_backward_on_the_cpu_and_no_force_gives_it_one() -> None:
+    reason = "model.attention=flex: torch has no backward of it on the CPU"
+    assert one_cell("model.attention=flex").unsupported == reason
+    assert one_cell("model.attention=flex", "mitigation_force=true").unsupported == reason
+    assert one_cell("model.attention=flash").unsupported is None
+
+
+# --- closer looks ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "level"),
+    [
+        ((), "op"),
+        (("observe=off",), "op"),
+        (("observe=module",), "op"),
+        (("observe=collective",), "op"),
+        (("observe=op",), None),
+        (("mode=train",), "op"),
+        (("mode=relaunch", "trials=3"), "op"),
+        (("mode=lockstep",), "collective"),
+        (("mode=lockstep", "observe=module"), "collective"),
+        (("mode=lockstep", "observe=collective"), None),
+        (("mode=lockstep", "world.shard_ranks=1"), "op"),
+        (("mode=lockstep", "world.shard_ranks=1", "observe=collective"), "op"),
+        (("mode=lockstep", "world.shard_ranks=1", "observe=op"), None),
+        (("compile=true",), None),
+        (("compile=true", "observe=off"), None),
+    ],
+    ids=str,
+)
+def test_the_closest_look_is_at_operators_where_a_cell_can_have_it(
+    overrides: tuple[str, ...], level: str | None
+) -> None:
+    closer = one_cell(*overrides).closer()
+    assert (None if closer is None else closer.config["observe"]["name"]) == level
+    if closer is not None:
+        # It is a cell that a command could ask for, and nothing is wrong with it.
+        assert problems(closer.config, gpus=0) == []
+        own = [one for one in overrides if not one.startswith("observe=")]
+        assert closer.id == one_cell(*own, f"observe={level}").id
+
+
+def test_a_closer_look_is_the_same_cell_but_for_its_level_and_says_whose_it_is() -> None:
+    cell = one_cell("seed=3", "dtype=fp16", "trials=5")
+    closer = cell.closer()
+    assert closer is not None
+    assert closer.overrides == {"seed": "3", "dtype": "fp16", "observe": "op"}
+    assert (closer.slug, closer.drill_of) == ("dtype-fp16_observe-op_seed-3", cell.id)
+    changed = {key for key, value in closer.config.items() if value != cell.config[key]}
+    assert changed == {"observe", "trials"}
+    assert (cell.to_json()["drill_of"], closer.to_json()["drill_of"]) == (None, cell.id)
+    assert closer.closer() is None
+
+
+@pytest.mark.parametrize(("mode", "trials"), [("replay", 1), ("train", 1), ("relaunch", 5)])
+def test_a_closer_look_is_one_launch_unless_launches_are_what_is_compared(mode: str, trials: int) -> None:
+    closer = one_cell(f"mode={mode}", "trials=5").closer()
+    assert closer is not None
+    assert closer.trials == trials
+
+
+# --- against ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_may_be_compared_with_one_of_its_cells() -> None:
+    assert plan_of(["seed=1"], ["seed=2"], common=["against=seed:1"]).options["against"] == "seed:1"
+
+
+@pytest.mark.parametrize(
+    ("against", "line"),
+    [
+        ("seed", "against=seed: must be key:value, several as key:value+key:value"),
+        ("seed:9", "against=seed:9: no cell of this sweep has seed=9; seed is: 1, 2"),
+        ("warmup:1", "against=warmup:1: 2 cells are as like this one; name one more key"),
+    ],
+)
+def test_a_baseline_that_is_not_there_is_one_problem_for_all_cells(against: str, line: str) -> None:
+    points = [["seed=1", "warmup=1"], ["seed=2", "warmup=1"], ["seed=3", "warmup=0"], ["seed=4", "warmup=0"]]
+    if against != "warmup:1":
+        points = points[:2]
+    assert _problems(*([*point, f"against={against}"] for point in points)) == (line,)
+
+
+def test_a_baseline_is_looked_for_only_among_cells_with_which_nothing_is_wrong() -> None:
+    (line,) = _problems(["seed=1", "against=seed:9", "model.num_heads=3"])
+    assert line.startswith("model.num_heads=3: ")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "line"),
+    [
+        ("against=seed:1", "against=seed:2", "against=seed:1,seed:2"),
+        ("against=null", "against=seed:2", "against=None,seed:2"),
+        ("drill=true", "drill=false", "drill=False,True"),
+    ],
+)
+def test_baselines_and_drills_are_of_the_whole_sweep(one: str, other: str, line: str) -> None:
+    assert _problems([one, "seed=1"], [other, "seed=2"]) == (f"{line}: cannot be an axis of a sweep",)

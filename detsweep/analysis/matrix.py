@@ -41,12 +41,12 @@ def cell_table(sweep: Sweep) -> pd.DataFrame:
     # The cell column names rows of a sweep without axes, and of a cell whose own file is broken.
     table = pd.DataFrame(rows)
     columns = [*(sweep.axes or ("slug",)), *(column for column in MATRIX_COLUMNS if column not in sweep.axes)]
-    idle = {"fault": {"none", ""}, "mitigation": {"none", ""}, "closer_look": {""}, "baseline": {""}}
+    idle = {"fault": {"none", ""}, "mitigation": {"none", ""}, "closer_look": {""}}
     for column, nothing in idle.items():
         if column not in sweep.axes and set(table[column]) <= nothing:
             columns.remove(column)
-    if "baseline" not in columns:
-        columns = [column for column in columns if column not in ("differs_from_baseline", "baseline_loss")]
+    if set(table["differs_from_baseline"]) <= {""}:
+        columns = [name for name in columns if name not in ("baseline", "differs_from_baseline", "baseline_loss")]
     if sweep.positive_control:
         table["control"] = [judge(sweep, cell) for cell in table["cell"]]
         columns.append("control")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +75,7 @@ def print_report(sweep: Sweep, console: Console | None = None) -> None:
     view = Table(box=None, pad_edge=False, header_style="bold")
     shown = _readable(table)
     shown = shown.drop(columns=[column for column in shown if (shown[column] == "").all()])
-    left_out = _fit(shown, console.width)
+    left_out = _fit(shown, console.width, kept=sweep.axes)
     for column in shown.columns:
         right, wide = column.endswith("\nms"), column in FOLDED
         view.add_column(escape(column), justify="right" if right else "left", overflow="fold", no_wrap=not wide)
@@ -91,10 +91,13 @@ def print_report(sweep: Sweep, console: Console | None = None) -> None:
         console.print(escape(line), soft_wrap=True)
 
 
-def _fit(shown: pd.DataFrame, width: int) -> list[str]:
-    """Drop columns in place, the least important first, until the rest fits; returns what was dropped."""
+def _fit(shown: pd.DataFrame, width: int, *, kept: Sequence[str] = ()) -> list[str]:
+    """Drop columns in place, the least important first, until the rest fits; returns what was dropped.
+
+    Without the axes, which are `kept`, rows could not be told apart.
+    """
     dropped = []
-    for column in [name for name in EXPENDABLE if name in shown]:
+    for column in [name for name in EXPENDABLE if name in shown and name not in kept]:
         if _width(shown) <= width:
             break
         del shown[column]

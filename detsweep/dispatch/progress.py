@@ -70,6 +70,9 @@ class Progress:
         self._done += 1
         self._left -= 1
         verdict = str(result["verdict"])
+        if verdict == "pass" and trial.cell.config["mode"]["name"] == "relaunch":
+            # Whether it repeats is known when it is held against the other launches.
+            verdict = "done"
         number = f" trial {trial.number}" if trial.cell.trials > 1 else ""
         line = (
             f"[{self._done}/{self._total}] {escape(self._plan.label(trial.cell))}{number}: "

@@ -11,6 +11,7 @@ import pytest
 from detsweep import load
 from detsweep.analysis import exit_code
 from detsweep.analysis.control import PLACED, campaign, judge
+from detsweep.capture import Record
 from tests.support import (
     BLOCK_0_POST,
     BLOCK_1_POST,
@@ -18,10 +19,12 @@ from tests.support import (
     LOSS,
     as_planned,
     plan_of,
+    record,
     struck,
     trial_of,
     write_cells,
     write_failure,
+    write_recorded,
     write_trial,
 )
 
@@ -153,3 +156,96 @@ def test_a_cell_of_a_positive_control_that_is_gone_has_no_verdict(tmp_path: Path
     loaded = load(tmp_path)
     assert [judge(loaded, cell.id) for cell in plan.cells] == ["clean", "no verdict"]
     assert exit_code(loaded) == 3
+
+
+# --- faults one by one -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("injected", "differs", "expected"),
+    [
+        ({}, {}, "not put in"),
+        ({}, {0: {(0, 2): BLOCK_0_POST}}, "not put in"),
+        ({0: [struck("bit_flip", 0, block=0)]}, {0: {(0, 2): BLOCK_0_POST}}, "not put in"),
+        ({0: [struck("bit_flip", step, block=0) for step in (0, 1)]}, {0: {(0, 2): BLOCK_0_POST}}, "missed"),
+        (
+            {0: [struck("bit_flip", step, block=0) for step in (0, 1)]},
+            {0: {(step, 2): BLOCK_0_POST for step in (0, 1)}},
+            "found in place",
+        ),
+        (
+            {0: [struck("bit_flip", step, block=0) for step in (0, 1)]},
+            {0: {(0, 2): BLOCK_0_POST, (1, 2): LOSS}},
+            "misplaced",
+        ),
+        (
+            {0: [struck("bit_flip", step, block=0) for step in (0, 1)]},
+            {0: {(0, 2): BLOCK_0_POST, (1, 2): BLOCK_0_POST, (1, 3): LOSS}},
+            "false alarm",
+        ),
+    ],
+    ids=[
+        "none struck",
+        "none struck and one seen",
+        "one struck",
+        "one missed",
+        "all found",
+        "one misplaced",
+        "one more",
+    ],
+)
+def test_each_fault_of_a_cell_is_judged(tmp_path: Path, injected: Any, differs: Any, expected: str) -> None:
+    assert _judged(tmp_path, ["fault=bit_flip", "fault.step=null"], differs, injected=injected) == expected
+
+
+def test_a_fault_without_a_verdict_about_it_is_not_put_in(tmp_path: Path) -> None:
+    # A rank that fails on purpose corrupts nothing, and a trial that passes after it proves nothing.
+    assert _judged(tmp_path, ["fault=rank_failure"], {}) == "not put in"
+    assert _judged(tmp_path / "failed", ["fault=rank_failure"], None) == "no verdict"
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(100, "found in place"), (99, "misplaced"), (20, "misplaced")])
+def test_one_fault_in_a_hundred_may_be_out_of_its_place(tmp_path: Path, steps: int, expected: str) -> None:
+    assert PLACED == 0.99
+    differs = {0: {(step, 2): BLOCK_0_POST if step else LOSS for step in range(steps)}}
+    common = ("positive_control=true", f"steps={steps}", "world.nproc_per_node=1")
+    assert _judged(tmp_path, ["fault=bit_flip", "fault.step=null"], differs, common=common) == expected
+
+
+# --- campaigns -------------------------------------------------------------------------------------------------------
+
+COUNTS = ["put_in", "detected", "placed", "missed", "by_replay"]
+
+
+def test_a_campaign_is_counted_by_mode_persistence_and_kind(tmp_path: Path) -> None:
+    kinds = "fault.kinds=[bit_flip,swap]"
+    common = ["fault=campaign", kinds, "steps=5", "world.nproc_per_node=3"]
+    plan = plan_of(["mode=replay"], ["mode=lockstep", "fault.persistence=persistent"], common=common)
+    sweep = write_cells(tmp_path, plan)
+    faults = [("bit_flip", 1), ("swap", 2), ("bit_flip", 3)]
+    for cell in plan.cells:
+        persistent = cell.config["fault"]["persistence"] == "persistent"
+        runs = (1, 2) if persistent else (2,)
+        injected = {1: [struck(kind, step, run) for kind, step in faults for run in runs]}
+
+        def records(rank: int, step: int, run: int, runs: tuple[int, ...] = runs) -> list[Record]:
+            # The fault of step 1 is found in its place, that of step 2 on another rank, that of step 3 nowhere.
+            hit = run in runs and (rank, step) in ((1, 1), (0, 2))
+            return [record("block_post", "blocks.1", 7 if hit else 1, block=1)]
+
+        write_recorded(trial_of(sweep, cell), cell, records=records, injected=injected)
+    table = campaign(load(tmp_path))
+    assert table[["mode", "persistence", "kind"]].to_numpy().tolist() == [
+        ["replay", "transient", "bit_flip"],
+        ["replay", "transient", "swap"],
+        ["lockstep", "persistent", "bit_flip"],
+        ["lockstep", "persistent", "swap"],
+    ]
+    # Step 4 was to have a swap and had none: it is in no count. What is in every run no replay can see.
+    assert table[COUNTS].to_numpy().tolist() == [[2, 1, 1, 1, 1], [1, 1, 0, 0, 1], [4, 2, 2, 2, 0], [2, 2, 0, 0, 0]]
+
+
+def test_without_a_fault_a_campaign_is_empty(tmp_path: Path) -> None:
+    write_cells(tmp_path, plan_of(["fault=campaign", "steps=2"]))
+    table = campaign(load(tmp_path))
+    assert (len(table), list(table.columns)) == (0, ["mode", "persistence", "kind", *COUNTS[:3], "by_replay", "missed"])

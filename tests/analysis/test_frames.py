@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -10,8 +11,11 @@ import pytest
 
 from detsweep import load
 from detsweep.analysis import exit_code
+from detsweep.analysis.frames import DIFFERING_COLUMNS, Drill
+from detsweep.analysis.injected import INJECTION_COLUMNS
+from detsweep.analysis.rows import BASELINE_COLUMNS, DIVERGENCE_COLUMNS, TRIAL_COLUMNS
 from detsweep.baselines import value_of
-from detsweep.analysis.rows import DIVERGENCE_COLUMNS, TRIAL_COLUMNS
+from detsweep.capture import Record
 from detsweep.paths import FileError, SweepPaths, TrialPaths, read_json, write_json
 from detsweep.plan import Cell, Plan
 from tests.support import (
@@ -19,11 +23,15 @@ from tests.support import (
     BLOCK_1_POST,
     INPUT,
     SEQUENCE,
+    as_planned,
     one_cell,
     plan_of,
+    record,
+    struck,
     trial_of,
     write_cells,
     write_failure,
+    write_recorded,
     write_trial,
 )
 
@@ -483,3 +491,229 @@ def test_a_positive_control_is_known_as_one(tmp_path: Path) -> None:
     assert load(tmp_path / "a").positive_control
     assert not load(tmp_path / "b").positive_control
     assert one_cell("positive_control=true").id == one_cell().id
+
+
+# --- differing -------------------------------------------------------------------------------------------------------
+
+
+def test_every_record_that_differs_from_the_first_run_has_a_row(tmp_path: Path) -> None:
+    _, plan = _sweep(tmp_path)
+    differing = load(tmp_path).differing()
+    assert tuple(differing.columns) == DIFFERING_COLUMNS
+    # Of the one trial that diverged; rank 0 from block 1 on, rank 1 from block 0.
+    assert set(zip(differing["cell"], differing["trial"], differing["run"], strict=True)) == {
+        (plan.cells[1].id, 0, "r2")
+    }
+    found = {rank: list(group["seq"]) for rank, group in differing.groupby("rank")}
+    assert found == {0: list(range(BLOCK_1_POST, len(SEQUENCE))), 1: list(range(BLOCK_0_POST, len(SEQUENCE)))}
+    row = differing.iloc[0]
+    assert (row["site"], row["block"], row["name"]) == ("block_post", 1, "blocks.1")
+    assert (row["phase"], row["kind"], row["step"]) == ("forward", "value", 0)
+    assert differing["block"].dtype == "Int64"
+
+
+def test_differing_records_can_be_narrowed_down(tmp_path: Path) -> None:
+    _, plan = _sweep(tmp_path)
+    sweep = load(tmp_path)
+    assert set(sweep.differing(rank=1)["rank"]) == {1}
+    assert len(sweep.differing(cell=plan.cells[1].id, trial=0)) == len(sweep.differing())
+    for nothing in (sweep.differing(trial=1), sweep.differing(cell=plan.cells[0].id)):
+        assert (len(nothing), tuple(nothing.columns)) == (0, DIFFERING_COLUMNS)
+
+
+def test_a_record_is_held_against_the_first_run_of_its_own_step(tmp_path: Path) -> None:
+    plan = plan_of(["seed=1"], common=["mode=train", "steps=2", "runs=3"])
+    sweep = write_cells(tmp_path, plan)
+    last = len(SEQUENCE) - 1
+    write_trial(trial_of(sweep, plan.cells[0]), plan.cells[0], differs={0: {(0, 3): last, (1, 3): last - 1}})
+    differing = load(tmp_path).differing()
+    assert list(zip(differing["step"], differing["run"], differing["seq"], strict=True)) == [
+        (0, "r3", last),
+        (1, "r3", last - 1),
+        (1, "r3", last),
+    ]
+
+
+def test_differing_records_of_every_kind_are_told(tmp_path: Path) -> None:
+    plan = plan_of(["observe=op"])
+    first = [
+        record("op", "mm", inputs=1),
+        record("op", "add", inputs=1),
+        record("grad", "w"),
+        record("param", "w", phase="after"),
+    ]
+    other = [replace(first[0], inputs=2), replace(first[1], digest=2), replace(first[2], shape=(3,))]
+    sweep = write_cells(tmp_path, plan)
+    trial = trial_of(sweep, plan.cells[0])
+
+    def records(rank: int, step: int, run: int) -> list[Record]:
+        return other if (rank, run) == (0, 2) else first
+
+    write_recorded(trial, plan.cells[0], records=records)
+    differing = load(tmp_path).differing()
+    assert list(zip(differing["name"], differing["kind"], strict=True)) == [
+        ("mm", "inputs"),
+        ("add", "value"),
+        ("w", "layout"),
+        ("w", "sequence"),
+    ]
+
+
+def test_torn_records_that_may_differ_raise_an_error_that_names_the_file(tmp_path: Path) -> None:
+    sweep, plan = _sweep(tmp_path)
+    path = trial_of(sweep, plan.cells[1], 0).records(1)
+    path.write_text(path.read_text()[:-10])
+    loaded = load(tmp_path)
+    with pytest.raises(FileError, match=r"rank001\.jsonl is cut off in line 2"):
+        loaded.differing()
+    assert set(loaded.differing(rank=0)["rank"]) == {0}
+
+
+# --- drills ----------------------------------------------------------------------------------------------------------
+
+
+def _drilled(folder: Path) -> tuple[Cell, Cell]:
+    """A cell that diverged, and the closer look at it, which found an operator on both ranks."""
+    plan = plan_of(["seed=1"], ["seed=2"])
+    own, closer = plan.cells[0], plan.cells[0].closer()
+    assert closer is not None
+    sweep = write_cells(folder, plan)
+    write_json(sweep.cell(closer.slug, closer.id).cell, closer.to_json())
+    write_trial(trial_of(sweep, own), own, differs={0: {(0, 2): BLOCK_0_POST}})
+    write_trial(trial_of(sweep, plan.cells[1]), plan.cells[1])
+
+    def records(rank: int, step: int, run: int) -> list[Record]:
+        return [record("op", "aten.mm", 7 if run == 2 else 1, inputs=3)]
+
+    write_recorded(trial_of(sweep, closer), closer, records=records)
+    return own, closer
+
+
+def test_a_closer_look_is_no_trial_and_no_axis_of_the_sweep(tmp_path: Path) -> None:
+    own, closer = _drilled(tmp_path)
+    sweep = load(tmp_path)
+    assert sweep.axes == ("seed",)
+    assert closer.id not in set(sweep.trials["cell"])
+    assert set(sweep.drills) == {own.id}
+    assert sweep.drills[own.id].verdict == "diverged"
+    first = sweep.drills[own.id].first
+    assert (first["first_site"], first["first_ranks"], first["cause"]) == ("op", (0, 1), "compute")
+
+
+def test_divergences_of_a_closer_look_stand_under_the_cell_at_their_level(tmp_path: Path) -> None:
+    own, _ = _drilled(tmp_path)
+    divergences = load(tmp_path).divergences
+    assert set(divergences["cell"]) == {own.id}
+    assert list(zip(divergences["level"], divergences["rank"], divergences["site"], strict=True)) == [
+        ("block", 0, "block_post"),
+        ("op", 0, "op"),
+        ("op", 1, "op"),
+    ]
+
+
+def test_records_of_a_closer_look_are_read_by_its_own_id(tmp_path: Path) -> None:
+    own, closer = _drilled(tmp_path)
+    sweep = load(tmp_path)
+    assert set(sweep.records(cell=closer.id)["name"]) == {"aten.mm"}
+    assert len(sweep.records(cell=closer.id)) == 2 * 2
+    assert list(sweep.differing(cell=closer.id)["rank"]) == [0, 1]
+    assert set(sweep.differing()["cell"]) == {own.id, closer.id}
+    assert sweep.configs[closer.id]["observe"]["name"] == "op"
+    assert sweep.overrides[closer.id] == {"seed": "1", "observe": "op"}
+
+
+def test_a_closer_look_in_several_launches_is_as_good_as_its_worst(tmp_path: Path) -> None:
+    plan = plan_of(["mode=relaunch", "trials=2"])
+    own, closer = plan.cells[0], plan.cells[0].closer()
+    assert closer is not None
+    sweep = write_cells(tmp_path, plan)
+    write_json(sweep.cell(closer.slug, closer.id).cell, closer.to_json())
+    write_trial(trial_of(sweep, closer, 0), closer, 0)
+    assert load(tmp_path).drills[own.id] == Drill("none", {})
+    write_failure(trial_of(sweep, closer, 1), closer, 1)
+    assert load(tmp_path).drills[own.id] == Drill("error", {})
+    write_trial(trial_of(sweep, closer, 1), closer, 1)
+    assert load(tmp_path).drills[own.id] == Drill("pass", {})
+
+
+# --- faults and baselines --------------------------------------------------------------------------------------------
+
+
+def test_faults_have_a_frame_of_their_own(tmp_path: Path) -> None:
+    plan = plan_of(["fault=bit_flip", "fault.step=null"], ["fault=none"], common=["steps=2", "runs=3", "trials=2"])
+    sweep = write_cells(tmp_path, plan)
+    injected = {0: [struck("bit_flip", block=0)]}
+    differs = {0: {(0, 2): BLOCK_0_POST}}
+    write_trial(trial_of(sweep, plan.cells[0], 1), plan.cells[0], 1, injected=injected, differs=differs)
+    write_failure(trial_of(sweep, plan.cells[0], 0), plan.cells[0], 0)
+    write_trial(trial_of(sweep, plan.cells[1]), plan.cells[1])
+    loaded = load(tmp_path)
+    frame = loaded.injections
+    assert tuple(frame.columns) == INJECTION_COLUMNS
+    assert list(zip(frame["cell"], frame["trial"], frame["step"], strict=True)) == [
+        (plan.cells[0].id, 1, 0),
+        (plan.cells[0].id, 1, 1),
+    ]
+    # The second was planned and not put in: it is neither detected nor missed.
+    assert list(frame["detected"].isna()) == list(frame["placed"].isna()) == [False, True]
+    assert (str(frame["detected"].dtype), str(frame["block"].dtype)) == ("object", "Int64")
+    assert (frame.iloc[0]["detected"], frame.iloc[0]["ranks"], frame.iloc[1]["ranks"]) == (True, (0,), ())
+    # A trial that failed says nothing; each of the others made 4 comparisons of 2 ranks, of one of them with a fault.
+    counted = loaded.trials[["clean_comparisons", "false_alarms"]]
+    assert counted.fillna(-1).to_numpy().tolist() == [[-1, -1], [6, 0], [8, 0], [-1, -1]]
+    assert set(counted.dtypes) == {pd.Int64Dtype()}
+
+
+def test_a_fault_in_every_trial_is_detected_as_a_plain_truth(tmp_path: Path) -> None:
+    plan = plan_of(["fault=bit_flip"])
+    sweep = write_cells(tmp_path, plan)
+    write_trial(trial_of(sweep, plan.cells[0]), plan.cells[0], injected=as_planned(plan.cells[0]))
+    frame = load(tmp_path).injections
+    assert (str(frame["detected"].dtype), str(frame["placed"].dtype)) == ("bool", "bool")
+    assert (list(frame["detected"]), list(frame["run"])) == ([False], ["r2"])
+
+
+def test_each_cell_but_the_baselines_is_compared_with_one(tmp_path: Path) -> None:
+    points = [[f"dtype={dtype}", f"seed={seed}"] for seed in (1, 2) for dtype in ("bf16", "fp16", "fp32")]
+    plan = plan_of(*points, common=["against=dtype:bf16"])
+    sweep = write_cells(tmp_path, plan)
+    cells = {(cell.config["dtype"]["name"], cell.config["seed"]): cell for cell in plan.cells}
+    for (dtype, seed), cell in cells.items():
+        if (dtype, seed) != ("bf16", 2):
+            differs = {1: {(0, 2): BLOCK_1_POST}} if dtype == "fp32" else {}
+            write_trial(trial_of(sweep, cell), cell, differs=differs)
+    # Records that are as long as they were and can no longer be read.
+    torn = trial_of(sweep, cells["fp32", 1]).records(0)
+    torn.write_text("x" + torn.read_text()[1:])
+    frame = load(tmp_path).baselines
+    assert tuple(frame.columns) == BASELINE_COLUMNS
+    names = {cell.id: name for name, cell in cells.items()}
+    pairs = [(names[one], names[other]) for one, other in zip(frame["cell"], frame["baseline"], strict=True)]
+    assert pairs == [((dtype, seed), ("bf16", seed)) for seed in (1, 2) for dtype in ("fp16", "fp32")]
+    assert frame["equal"].iloc[0]
+    assert frame["equal"].isna().tolist() == [False, True, True, True]
+    assert frame["error"].iloc[1].startswith(f"{torn} line 1 cannot be read: ")
+    assert list(frame["error"].iloc[2:]) == ["its baseline has no result"] * 2
+    assert {str(frame[column].dtype) for column in ("block", "rank", "step")} == {"Int64"}
+
+
+def test_a_fingerprint_of_another_algorithm_costs_one_comparison_and_no_frame(tmp_path: Path) -> None:
+    plan = plan_of(["checksum=xxh3"], ["checksum=mixed"], common=["against=checksum:xxh3"])
+    sweep = write_cells(tmp_path, plan)
+    for cell in plan.cells:
+        write_trial(trial_of(sweep, cell), cell)
+    path = trial_of(sweep, plan.cells[1]).records(0)
+    path.write_text(path.read_text().replace('"checksum":"xxh3"', '"checksum":"mixd"'))
+    loaded = load(tmp_path)
+    assert list(loaded.baselines["error"]) == ["checksum xxh3 cannot be compared with mixd"]
+    assert list(loaded.trials["verdict"]) == ["pass", "pass"]
+
+
+def test_without_faults_baselines_and_closer_looks_their_frames_are_empty(tmp_path: Path) -> None:
+    write_cells(tmp_path, plan_of(["seed=1"]))
+    sweep = load(tmp_path)
+    assert (len(sweep.injections), tuple(sweep.injections.columns)) == (0, INJECTION_COLUMNS)
+    assert (len(sweep.baselines), tuple(sweep.baselines.columns)) == (0, BASELINE_COLUMNS)
+    assert sweep.drills == {}
+    assert (len(sweep.records()), len(sweep.differing())) == (0, 0)
+    assert sweep.overrides == {one_cell("seed=1").id: {"seed": "1"}}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,10 @@ import pandas as pd
 import pytest
 
 from detsweep import Sweep, load
-from detsweep.analysis.matrix import WORST_FIRST, cell_table, describe_first, upper_bound, worst
-from detsweep.paths import read_json, write_json
+from detsweep.analysis.matrix import WORST_FIRST, cell_table, describe_first, describe_place, upper_bound, worst
+from detsweep.capture import SITES, Record
+from detsweep.paths import TrialPaths, read_json, write_json
+from detsweep.plan import Cell, Plan
 from detsweep.results import VERDICTS
 from tests.support import (
     BLOCK_0_POST,
@@ -20,9 +24,11 @@ from tests.support import (
     INPUT,
     LOSS,
     plan_of,
+    record,
     trial_of,
     write_cells,
     write_failure,
+    write_recorded,
     write_trial,
 )
 
@@ -326,11 +332,12 @@ def test_a_grid_with_holes_has_every_value_in_its_own_field(tmp_path: Path) -> N
         write_trial(trial_of(sweep, cell), cell, milliseconds=float(10 * seed + warmup))
     wide = load(tmp_path).matrix(rows="seed", columns="warmup", value="step_ms")
     assert list(wide.index) == [1, 2, 3]
-    assert list(wide.columns) == [0, 1, 2]
-    for seed in wide.index:
-        for warmup in wide.columns:
-            found = wide.loc[seed, warmup]
-            assert pd.isna(found) if (seed, warmup) not in points else found == 10 * seed + warmup
+    columns: list[Any] = wide.columns.to_list()
+    assert columns == [0, 1, 2]
+    for row in wide.index:
+        for column in columns:
+            found = wide.loc[row, column]
+            assert pd.isna(found) if (row, column) not in points else found == 10 * row + column
 
 
 def test_cells_that_no_key_tells_apart_are_told_apart_by_their_id(tmp_path: Path) -> None:
@@ -343,3 +350,204 @@ def test_cells_that_no_key_tells_apart_are_told_apart_by_their_id(tmp_path: Path
     loaded = load(tmp_path)
     assert loaded.axes == ("cell",)
     assert sorted(cell_table(loaded)["cell"]) == sorted(cell.id for cell in plan.cells)
+
+
+# --- places, in words ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        (("rng", "torch", "before"), "rng torch (before)"),
+        (("rng", "blocks.1", "recompute"), "rng blocks.1 (recompute)"),
+        (("input", "input_ids", "before"), "input input_ids"),
+        (("param", "norm.weight", "after"), "param norm.weight (after)"),
+        (("buffer", "b", "before"), "buffer b (before)"),
+        (("optim", "w.exp_avg", "after"), "optim w.exp_avg (after)"),
+        (("block_pre", "blocks.1", "forward"), "block_pre of block 1"),
+        (("block_post", "blocks.1", "recompute"), "block_post of block 1"),
+        (("block_grad_out", "blocks.1", "backward"), "block_grad_out of block 1"),
+        (("block_grad_in", "blocks.1", "backward"), "block_grad_in of block 1"),
+        (("module", "blocks.1.ffn", "forward"), "module blocks.1.ffn (forward)"),
+        (("module_grad_out", "blocks.1.ffn", "backward"), "module_grad_out blocks.1.ffn"),
+        (("module_grad_in", "blocks.1.ffn", "backward"), "module_grad_in blocks.1.ffn"),
+        (("op", "aten.mm in blocks.1", "backward"), "op aten.mm in blocks.1 (backward)"),
+        (("collective_in", "c #1 group g in root", "backward"), "collective_in c #1 group g in root (backward)"),
+        (("collective_out", "c #1 group g in root", "forward"), "collective_out c #1 group g in root (forward)"),
+        (("logits", "logits", "forward"), "logits"),
+        (("loss", "loss", "forward"), "loss"),
+        (("global", "global", "forward"), "global"),
+        (("grad", "norm.weight", "backward"), "grad norm.weight"),
+        (("norm", "norm", "optimizer"), "norm"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("kind", "before"),
+    [
+        ("value", ""),
+        (None, ""),
+        ("inputs", "inputs differs at "),
+        ("layout", "layout differs at "),
+        ("sequence", "sequence differs at "),
+    ],
+    ids=str,
+)
+def test_a_place_is_told_by_what_its_site_does_not_say(
+    place: tuple[str, str, str], words: str, kind: str | None, before: str
+) -> None:
+    record = dict(zip(("site", "name", "phase"), place, strict=True))
+    assert describe_place({**record, "kind": kind, "block": 1}) == before + words
+
+
+def test_every_site_has_its_words() -> None:
+    for site in SITES:
+        place = {"site": site, "name": "n", "phase": "backward", "kind": "value", "block": 3}
+        assert describe_place(place) in (f"{site} of block 3", f"{site} n", f"{site} n (backward)")
+
+
+def _launched(folder: Path, *digests: int, common: tuple[str, ...] = ()) -> Sweep:
+    """A sweep of one cell of mode relaunch whose launches each repeat themselves, with these digests on rank 1."""
+    plan = plan_of(["seed=1"], common=["mode=relaunch", f"trials={len(digests)}", *common])
+    sweep = write_cells(folder, plan)
+    for number, digest in enumerate(digests):
+
+        def records(rank: int, step: int, run: int, digest: int = digest) -> list[Record]:
+            return [record("block_post", "blocks.0", digest if rank else 1, block=0), record("loss", "loss")]
+
+        write_recorded(trial_of(sweep, plan.cells[0], number), plan.cells[0], number, records=records)
+    return load(folder)
+
+
+def test_what_differs_from_another_launch_is_told_with_it(tmp_path: Path) -> None:
+    (row,) = cell_table(_launched(tmp_path, 1, 1, 2)).to_dict("records")
+    assert row["first"] == "block_post of block 0, rank 1, step 0 r1 against trial 0"
+    assert (row["verdict"], row["diverged"], row["replays"]) == ("diverged", "1/3", "2/7")
+    assert (row["cause"], row["loss"], row["ranks"]) == ("compute", "0/2", "1")
+
+
+def test_the_table_has_the_causes_and_what_the_loss_tells(tmp_path: Path) -> None:
+    plan = plan_of(["seed=1"], ["seed=2"], ["seed=3"], common=["trials=2"])
+    sweep = write_cells(tmp_path, plan)
+    found: dict[int, list[Any]] = {0: [{}, {}], 1: [{}, {(0, 2): INPUT}], 2: [{(0, 2): LOSS + 1}, {(0, 2): LOSS}]}
+    for cell in plan.cells:
+        for number, differs in enumerate(found[cell.config["seed"] - 1]):
+            write_trial(trial_of(sweep, cell, number), cell, number, differs={0: differs})
+    table = cell_table(load(tmp_path))
+    assert list(table["cause"]) == ["", "input", "compute"]
+    assert list(table["loss"]) == ["", "1/1", "0/1, 1/1"]
+
+
+@pytest.mark.parametrize("beside", [[], ["mode=replay"]], ids=["alone", "beside a cell with a cause"])
+def test_ranks_that_no_majority_tells_apart_have_no_cause(tmp_path: Path, beside: list[str]) -> None:
+    plan = plan_of(["mode=lockstep"], *([beside] if beside else []))
+    sweep = write_cells(tmp_path, plan)
+    for cell in plan.cells:
+        records = [record("block_post", "blocks.0", block=0)]
+
+        def different(rank: int, step: int, run: int, records: list[Record] = records) -> list[Record]:
+            return [replace(one, digest=10 * rank + (run if rank == 0 else 0)) for one in records]
+
+        write_recorded(trial_of(sweep, cell), cell, records=different)
+    row = cell_table(load(tmp_path)).iloc[0]
+    assert (row["verdict"], row["cause"]) == ("diverged", "")
+    assert row["first"] == "block_post of block 0, ranks 0, 1, step 0 r1"
+
+
+# --- closer looks ----------------------------------------------------------------------------------------------------
+
+
+def _drilled(folder: Path, write: Callable[[TrialPaths, Cell], object]) -> pd.DataFrame:
+    """The table of a cell that diverged and one that did not, where the closer look at the first left this."""
+    plan = plan_of(["seed=1"], ["seed=2"])
+    closer = plan.cells[0].closer()
+    assert closer is not None
+    sweep = write_cells(folder, Plan((*plan.cells, closer), (), 0))
+    write_trial(trial_of(sweep, plan.cells[0]), plan.cells[0], differs={0: {(0, 2): BLOCK_0_POST}})
+    write_trial(trial_of(sweep, plan.cells[1]), plan.cells[1])
+    write(trial_of(sweep, closer), closer)
+    return cell_table(load(folder))
+
+
+def _operator(rank: int, step: int, run: int) -> list[Record]:
+    name, digest = "aten.index_put in blocks.1.ffn", 7 if (rank, run) == (1, 2) else 1
+    return [record("op", name, digest, inputs=3), record("loss", "loss", digest)]
+
+
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        (
+            lambda trial, cell: write_recorded(trial, cell, records=_operator),
+            "compute: op aten.index_put in blocks.1.ffn (forward), rank 1, step 0 r2",
+        ),
+        (write_trial, "pass: it did not show again"),
+        (write_failure, "error"),
+        (lambda trial, cell: write_failure(trial, cell, verdict="timeout"), "timeout"),
+        (lambda *_: None, "none yet"),
+    ],
+    ids=["found", "not again", "an error", "a timeout", "not yet"],
+)
+def test_a_closer_look_stands_beside_the_cell_and_is_no_row_of_its_own(
+    tmp_path: Path, write: Callable[[TrialPaths, Cell], object], words: str
+) -> None:
+    table = _drilled(tmp_path, write)
+    assert list(table["closer_look"]) == [words, ""]
+    assert list(table["seed"]) == [1, 2]
+    assert list(table["verdict"]) == ["diverged", "pass"]
+    assert "observe" not in table
+
+
+def test_without_a_closer_look_there_is_no_column_of_it(tmp_path: Path) -> None:
+    assert "closer_look" not in cell_table(_sweep(tmp_path))
+
+
+# --- baselines -------------------------------------------------------------------------------------------------------
+
+BASELINE = ["baseline", "differs_from_baseline", "baseline_loss"]
+
+
+def test_cells_stand_beside_what_they_are_compared_with(tmp_path: Path) -> None:
+    points = [[f"dtype={dtype}", f"seed={seed}"] for dtype in ("bf16", "fp16") for seed in (1, 2)]
+    plan = plan_of(*points, ["dtype=fp32", "seed=1"], common=["against=dtype:bf16"])
+    sweep = write_cells(tmp_path, plan)
+    found: list[Any] = [{}, {}, {}, {1: {(0, 1): BLOCK_0_POST, (0, 2): INPUT}}]
+    for cell, differs in zip(plan.cells[:4], found, strict=True):
+        # One seed's data are not another's: a cell is compared with the baseline of its own.
+        write_trial(trial_of(sweep, cell), cell, differs=differs)
+    table = cell_table(load(tmp_path))[["dtype", "seed", *BASELINE]]
+    assert table.to_numpy().tolist() == [
+        ["bf16", 1, "", "", ""],
+        ["bf16", 2, "", "", ""],
+        ["fp16", 1, "dtype=bf16 seed=1", "equal", "equal"],
+        ["fp16", 2, "dtype=bf16 seed=2", "compute: block_post of block 0, rank 1, step 0", "differs"],
+        ["fp32", 1, "dtype=bf16 seed=1", "not compared: no result", ""],
+    ]
+
+
+def test_what_has_no_baseline_is_not_compared_and_says_why(tmp_path: Path) -> None:
+    plan = plan_of(["seed=1"], ["seed=2"], common=["against=seed:1"])
+    sweep = write_cells(tmp_path, plan)
+    for cell in plan.cells:
+        write_trial(trial_of(sweep, cell), cell)
+    shutil.rmtree(sweep.cell(plan.cells[0].slug, plan.cells[0].id).folder)
+    table = cell_table(load(tmp_path))
+    row = table[table["verdict"] == "pass"].iloc[0]
+    # The baseline's folder is gone: nothing is left that has its value.
+    assert row["differs_from_baseline"] == "not compared: against=seed:1: no cell of this sweep has seed=1; seed is: 2"
+    assert (row["baseline"], row["baseline_loss"]) == ("", "")
+
+
+def test_a_baseline_that_no_key_names_is_named_by_its_id(tmp_path: Path) -> None:
+    plan = plan_of(["seed=1"], ["seed=2"], common=["against=seed:1"])
+    sweep = write_cells(tmp_path, plan)
+    for cell in plan.cells:
+        write_trial(trial_of(sweep, cell), cell)
+        content = read_json(sweep.cell(cell.slug, cell.id).cell)
+        write_json(sweep.cell(cell.slug, cell.id).cell, {**content, "overrides": {}})
+    table = cell_table(load(tmp_path)).set_index("cell")
+    assert dict(table["baseline"]) == {plan.cells[0].id: "", plan.cells[1].id: plan.cells[0].id}
+
+
+def test_without_a_baseline_there_is_no_column_of_one(tmp_path: Path) -> None:
+    assert not set(BASELINE) & set(cell_table(_sweep(tmp_path)).columns)

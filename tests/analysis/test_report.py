@@ -16,12 +16,23 @@ from rich.console import Console
 
 from detsweep import Sweep, load
 from detsweep.analysis import exit_code, print_report, write_report
-from detsweep.analysis.matrix import cell_table
-from detsweep.analysis.report import EXPENDABLE, HEADERS, MARKS, _fit, failures, summary
+from detsweep.analysis.findings import campaign_lines, closer_lines
+from detsweep.analysis.matrix import MATRIX_COLUMNS, cell_table
+from detsweep.analysis.report import EXPENDABLE, HEADERS, MARKS, _fit, failures, markdown, summary
 from detsweep.paths import TrialPaths, write_json
 from detsweep.plan import Cell
 from detsweep.results import VERDICTS, unsupported
-from tests.support import BLOCK_0_POST, INPUT, as_planned, plan_of, trial_of, write_cells, write_failure, write_trial
+from tests.support import (
+    BLOCK_0_POST,
+    INPUT,
+    as_planned,
+    plan_of,
+    struck,
+    trial_of,
+    write_cells,
+    write_failure,
+    write_trial,
+)
 
 ERROR = "rank 1: ValueError: a | b [bold]"
 
@@ -220,6 +231,10 @@ def test_what_diverged_and_the_axes_are_never_left_out() -> None:
     shown = _shown(*kept, *EXPENDABLE, content="x" * 100)
     assert _fit(shown, 10) == list(EXPENDABLE)
     assert list(shown.columns) == kept
+    # Mitigations and faults are axes too where they vary.
+    shown = _shown(*kept, *EXPENDABLE, content="x" * 100)
+    assert _fit(shown, 10, kept=("dtype", "mitigation")) == [name for name in EXPENDABLE if name != "mitigation"]
+    assert list(shown.columns) == [*kept, "mitigation"]
 
 
 def test_a_cell_that_is_gone_has_a_row_and_a_line_everywhere(tmp_path: Path) -> None:
@@ -381,3 +396,90 @@ def test_the_command_refuses_a_folder_without_a_sweep_in_one_line(tmp_path: Path
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"detsweep: {tmp_path / 'nothing'}: no sweep here (no cells/*/cell.json)\n"
+
+
+# --- every column ----------------------------------------------------------------------------------------------------
+
+
+def _full_sweep(folder: Path, *more: str) -> Sweep:
+    """A sweep in which every column of the table has something to say."""
+    points = [
+        [f"mitigation=[{mitigation}]", f"dtype={dtype}"]
+        for dtype in ("bf16", "bf16_mixed")
+        for mitigation in ("none", "recipe")
+    ]
+    plan = plan_of(*points, common=["fault=bit_flip", "against=dtype:bf16", "world.nproc_per_node=3", *more])
+    sweep = write_cells(folder, plan)
+    everywhere = {rank: {(0, 2): BLOCK_0_POST} for rank in range(3)}
+    for cell in plan.cells[:3]:
+        mixed = cell.config["dtype"]["name"] == "bf16_mixed"
+        write_trial(trial_of(sweep, cell), cell, differs=everywhere if mixed else {}, injected=as_planned(cell))
+    write_failure(trial_of(sweep, plan.cells[3]), plan.cells[3], error=ERROR)
+    closer = plan.cells[2].closer()
+    assert closer is not None
+    write_json(sweep.cell(closer.slug, closer.id).cell, closer.to_json())
+    write_trial(trial_of(sweep, closer), closer, differs=everywhere)
+    return load(folder)
+
+
+def test_every_column_of_the_matrix_has_its_place_in_markdown_csv_and_a_wide_print(tmp_path: Path) -> None:
+    sweep = _full_sweep(tmp_path)
+    write_report(sweep)
+    titles = {HEADERS.get(name, name).replace("\n", " ") for name in MATRIX_COLUMNS} - {"log_tail"}
+    (row, *_) = _markdown_table((tmp_path / "matrix.md").read_text())
+    assert titles <= set(row)
+    assert set(MATRIX_COLUMNS) <= set(pd.read_csv(tmp_path / "matrix.csv").columns)
+    text = _printed(sweep)
+    place = "memory: block_post of block 0, ranks 0, 1, 2, step 0 r2"
+    assert "(in matrix.md" not in text
+    assert text.count(place) == 1
+    assert text.count("compute: block_post of block 0, rank 0, step 0") == 1
+    assert text.count("not compared: no result") == 1
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 160])
+def test_a_full_table_fits_the_terminal_and_what_is_dropped_is_said(tmp_path: Path, width: int) -> None:
+    sweep = _full_sweep(tmp_path)
+    text = _printed(sweep, width=width)
+    table = _table(text)
+    assert max(map(len, table)) <= width
+    (line,) = [line for line in text.splitlines() if line.startswith("(in matrix.md")]
+    left_out = line.removeprefix("(in matrix.md, too wide for here: ").removesuffix(")").split(", ")
+    titles = [HEADERS.get(name, name).replace("\n", " ") for name in ("dtype", *MATRIX_COLUMNS) if name != "log_tail"]
+    assert set(left_out) < set(titles)
+    # A column is there with its whole header, or is said to be left out.
+    shown = " ".join(title for title in titles if title not in left_out)
+    assert sorted(" ".join(table[:2]).split()) == sorted(shown.split())
+    kept = ("dtype", "mitigation", "verdict", HEADERS["first"], HEADERS["ranks"], HEADERS["differs_from_baseline"])
+    assert not {title.replace("\n", " ") for title in kept} & set(left_out)
+    body = "\n".join(table[2:])
+    # No word is cut off: what folds, folds between words.
+    for word in ("bf16_mixed", MARKS["diverged"], MARKS["error"], "0, 1, 2", "block_post", "compute:"):
+        assert word in body
+
+
+def test_a_table_says_that_a_fault_is_no_finding_where_its_column_is_left_out(tmp_path: Path) -> None:
+    lines = _printed(_full_sweep(tmp_path), width=80).splitlines()
+    assert not any("fault" in line for line in _table("\n".join(lines)))
+    assert "faults were put in on purpose (bit_flip): those rows are not findings" in lines
+
+
+def test_the_table_of_a_campaign_stands_between_the_matrix_and_the_summary(tmp_path: Path) -> None:
+    plan = plan_of(["fault=campaign", "fault.kinds=[bit_flip]", "steps=3"])
+    sweep = write_cells(tmp_path, plan)
+    injected = {0: [struck("bit_flip", 1)]}
+    write_trial(trial_of(sweep, plan.cells[0]), plan.cells[0], injected=injected)
+    loaded = load(tmp_path)
+    write_report(loaded)
+    lines = [*campaign_lines(loaded), *summary(loaded)]
+    assert "\n".join(lines) in _printed(loaded, width=100)
+    assert "1 faults were not put in: there was nothing to change where they were to strike" in lines
+    text = (tmp_path / "matrix.md").read_text()
+    assert "\n".join(["```", *campaign_lines(loaded), "```"]) in text
+
+
+def test_notes_and_closer_looks_are_lines_of_the_summary(tmp_path: Path) -> None:
+    sweep = _sweep(tmp_path, "diverged", "pass")
+    (line,) = closer_lines(sweep)
+    assert line in summary(sweep)
+    assert f"- {line}" in list(markdown(sweep, cell_table(sweep)))
