@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -36,7 +37,9 @@ def wanted(against: str) -> dict[str, str]:
 
     Raises ValueError where it is not written so.
     """
-    pairs = dict(part.replace("=", ":").partition(":")[::2] for part in against.split("+"))
+    # The names of mitigations have plus signs between them too.
+    parts = re.split(r"\+(?=[\w./]+[:=])" if "mitigation" in against else r"\+", against)
+    pairs = dict(part.replace("=", ":", 1).partition(":")[::2] for part in parts)
     if not all(key and value for key, value in pairs.items()):
         raise ValueError(f"against={against}: must be key:value, several as key:value+key:value")
     return pairs
@@ -92,11 +95,15 @@ def _at(
 
 
 def _spelt(value: Any) -> str:
-    return str(value).lower()
+    """A value as it is compared: numbers by what they are, words without their case."""
+    try:
+        return str(float(value)) if not isinstance(value, bool) else str(value).lower()
+    except ValueError:
+        return str(value).lower()
 
 
 def _valid(target: Mapping[str, str], cells: Sequence[tuple[Config, Mapping[str, str]]]) -> str:
     key = next(iter(target))
-    found = dict.fromkeys(_spelt(value_of(config, key, overrides)) for config, overrides in cells)
+    found = dict.fromkeys(str(value_of(config, key, overrides)).lower() for config, overrides in cells)
     words = ", ".join(value for value in found if value)
     return " ".join(f"{name}={value}" for name, value in target.items()) + f"; {key} is: {words or 'no axis'}"

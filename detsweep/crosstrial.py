@@ -38,26 +38,27 @@ Trials = Mapping[int, tuple[TrialPaths, Mapping[str, Any]]]
 def settled(trials: Trials, config: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
     """The results of a cell's trials, of mode `relaunch` with what the comparison between launches says.
 
-    Each launch is held against the first one that came to a verdict. A launch whose records cannot be read is an
-    error that names the file.
+    Each launch is held against the first one that came to a verdict and has its records. A launch whose records cannot
+    be read is an error that names the file.
     """
     results = {number: result for number, (_, result) in trials.items()}
     valid = [number for number, result in sorted(results.items()) if result["verdict"] in COMPARABLE]
     if config["mode"]["name"] != "relaunch" or len(valid) < 2:
         return results
-    try:
-        reference = _streams(trials[valid[0]][0], config)
-    except FileError as error:
-        return {**results, valid[0]: {**results[valid[0]], "verdict": "error", "error": str(error)}}
-    for number in valid[1:]:
+    reference: dict[int, dict[tuple[int, str], Stream]] | None = None
+    name = ""
+    for number in valid:
         folder, result = trials[number]
         try:
             other = _streams(folder, config)
         except FileError as error:
             results[number] = {**result, "verdict": "error", "error": str(error)}
             continue
-        cross = cross_compare(reference, other, config, groups=_groups(result))
-        results[number] = _merged(result, cross, f"trial{valid[0]}")
+        if reference is None:
+            reference, name = other, f"trial{number}"
+        else:
+            cross = cross_compare(reference, other, config, groups=_groups(result))
+            results[number] = _merged(result, cross, name)
     return results
 
 
@@ -69,14 +70,14 @@ def _merged(result: Mapping[str, Any], cross: CrossComparison, reference: str) -
         for rank in result["ranks"]
     ]
     diverged = [rank["rank"] for rank in ranks if rank["divergences"]]
-    first = result["first"] or (None if cross.first is None else {**cross.first.to_json(), "reference": reference})
+    firsts = [d for d in (result["first"], next(iter(sorted(found, key=_place)), None)) if d is not None]
     verdict = "diverged" if result["verdict"] == "pass" and diverged else result["verdict"]
     return {
         **result,
         "verdict": verdict,
         "ranks": ranks,
         "diverged_ranks": diverged,
-        "first": first,
+        "first": min(firsts, key=_place, default=None),
         "replays": result["replays"] + cross.compared,
         "diverged_replays": result["diverged_replays"] + len({(d["step"], d["run"]) for d in found}),
         "loss": {
@@ -85,6 +86,10 @@ def _merged(result: Mapping[str, Any], cross: CrossComparison, reference: str) -
             "of": result["loss"]["of"] + len({(d["step"], d["run"]) for d in found}),
         },
     }
+
+
+def _place(divergence: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    return divergence["step"], int(divergence["run"].removeprefix("r")), divergence["seq"], divergence["rank"]
 
 
 def against_baseline(

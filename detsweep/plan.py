@@ -35,14 +35,17 @@ SWEEP_WIDE = (
 
 @dataclass(frozen=True)
 class Cell:
-    """One resolved configuration. `unsupported` says why this platform cannot run it; None where it can."""
+    """One resolved configuration. `unsupported` says why this platform cannot run it; None where it can.
+
+    `drill_of`: the cells at which this one is a closer look; empty for a cell that was asked for.
+    """
 
     id: str
     slug: str
     overrides: Mapping[str, str]
     config: Mapping[str, Any]
     unsupported: str | None
-    drill_of: str | None = None
+    drill_of: tuple[str, ...] = ()
 
     @property
     def trials(self) -> int:
@@ -66,7 +69,7 @@ class Cell:
             "slug": self.slug,
             "overrides": dict(self.overrides),
             "unsupported": self.unsupported,
-            "drill_of": self.drill_of,
+            "drill_of": list(self.drill_of),
             "config": config,
         }
 
@@ -92,7 +95,7 @@ class Cell:
         trials = self.trials if self.config["mode"]["name"] == "relaunch" else 1
         config = {**self.config, "observe": {"name": level}, "trials": trials}
         overrides = {**self.overrides, "observe": level}
-        return Cell(_identity(config), _slug(overrides), overrides, config, self.unsupported, drill_of=self.id)
+        return Cell(_identity(config), _slug(overrides), overrides, config, self.unsupported, drill_of=(self.id,))
 
 
 @dataclass(frozen=True)

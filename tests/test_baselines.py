@@ -172,3 +172,12 @@ def test_cells_that_have_two_baselines_are_counted_by_how_many() -> None:
     assert list(problems(cells, "dtype:bf16")) == [
         "against=dtype:bf16: 2 cells are as like this one; name one more key"
     ]
+
+
+def test_the_plus_signs_of_stacked_mitigations_are_part_of_their_name() -> None:
+    assert wanted("mitigation:none+recipe+seed:3") == {"mitigation": "none+recipe", "seed": "3"}
+
+
+def test_a_number_is_compared_by_what_it_is() -> None:
+    assert has(({"lr": 0.001}, {}), {"lr": "1e-3"})
+    assert not has(({"lr": 0.001}, {}), {"lr": "1e-4"})

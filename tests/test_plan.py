@@ -379,10 +379,10 @@ def test_a_closer_look_is_the_same_cell_but_for_its_level_and_says_whose_it_is()
     closer = cell.closer()
     assert closer is not None
     assert closer.overrides == {"seed": "3", "dtype": "fp16", "observe": "op"}
-    assert (closer.slug, closer.drill_of) == ("dtype-fp16_observe-op_seed-3", cell.id)
+    assert (closer.slug, closer.drill_of) == ("dtype-fp16_observe-op_seed-3", (cell.id,))
     changed = {key for key, value in closer.config.items() if value != cell.config[key]}
     assert changed == {"observe", "trials"}
-    assert (cell.to_json()["drill_of"], closer.to_json()["drill_of"]) == (None, cell.id)
+    assert (cell.to_json()["drill_of"], closer.to_json()["drill_of"]) == ([], [cell.id])
     assert closer.closer() is None
 
 

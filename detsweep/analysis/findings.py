@@ -56,7 +56,8 @@ def note_lines(sweep: Sweep) -> Iterator[str]:
     """What ranks saw beside divergences: values that are not finite, recomputations that differ."""
     lost = int(sweep.injections["detected"].isna().sum())
     if lost:
-        yield f"{lost} faults were not put in: there was nothing to change where they were to strike"
+        faults = "1 fault was" if lost == 1 else f"{lost} faults were"
+        yield f"{faults} not put in: there was nothing to change where to strike"
     said = 0
     for _, trial in sweep.trials.iterrows():
         if trial["fault"] == "campaign":

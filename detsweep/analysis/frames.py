@@ -30,10 +30,14 @@ RECORD_COLUMNS = (
 
 @dataclass(frozen=True)
 class Drill:
-    """A diverged cell once more at a closer level: its verdict, and where it diverged first, as in `trials`."""
+    """A diverged cell once more at a closer level: its verdict, and where it diverged first, as in `trials`.
+
+    `error`: why it has no verdict about repeating, None where it has.
+    """
 
     verdict: str
     first: Mapping[str, Any]
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,8 @@ def load(folder: str | Path) -> Sweep:
             faults += rows.fault_rows(cell, number, result)
     for cell in drills.values():
         for number, (_, result) in found[cell["id"]].items():
-            divergences += rows.divergence_rows(cell, number, result, shown_as=cell["drill_of"])
+            for parent in cell["drill_of"]:
+                divergences += rows.divergence_rows(cell, number, result, shown_as=parent)
     trials += [rows.broken_row(one, axes) for one in broken]
     return Sweep(
         sweep.folder,
@@ -144,7 +149,7 @@ def load(folder: str | Path) -> Sweep:
         {cell["id"]: cell["overrides"] for cell in cells.values()},
         _frame(faults, INJECTION_COLUMNS, ("block",)),
         _frame(_baseline_rows(shown.values(), found), rows.BASELINE_COLUMNS, ("block", "rank", "step")),
-        {cell["drill_of"]: _drilled(found[cell["id"]]) for cell in drills.values()},
+        {parent: _drilled(found[cell["id"]]) for cell in drills.values() for parent in cell["drill_of"]},
     )
 
 
@@ -169,11 +174,11 @@ def _baseline_rows(cells: Iterable[rows.Cell], found: Mapping[str, rows.Trials])
 
 def _drilled(trials: rows.Trials) -> Drill:
     """What the closer look at a cell found."""
-    verdicts = [str(result["verdict"]) for _, result in trials.values()]
     for number, (trial, result) in trials.items():
         if result.get("first"):
             return Drill("diverged", rows.trial_row(number, trial, result))
-    return Drill(next((verdict for verdict in verdicts if verdict != "pass"), "pass"), {})
+    failed = next((result for _, result in trials.values() if result["verdict"] != "pass"), {"verdict": "pass"})
+    return Drill(str(failed["verdict"]), {}, failed.get("error"))
 
 
 def _with_first_run(streams: Sequence[Stream]) -> Iterator[tuple[Stream, Stream]]:

@@ -175,7 +175,8 @@ def _closer_look(sweep: Sweep, cell: str) -> str:
     if drill is None:
         return ""
     if not drill.first:
-        return {"pass": "pass: it did not show again", "none": "none yet"}.get(drill.verdict, drill.verdict)
+        verdict = {"pass": "pass: it did not show again", "none": "none yet"}.get(drill.verdict, drill.verdict)
+        return verdict if drill.error is None else f"{verdict}: {drill.error}"
     return f"{drill.first['cause'] or 'no cause'}: {describe_first(drill.first)}"
 
 

@@ -167,5 +167,7 @@ def _loss(loss: Mapping[str, Any] | None) -> str | None:
         return None
     if "steps_later" in loss:
         later = loss["steps_later"]
-        return "never" if later is None else "at once" if later == 0 else f"{later} steps later"
+        return (
+            "never" if later is None else "at once" if later == 0 else f"{later} step{'s' if later > 1 else ''} later"
+        )
     return f"{loss['differs']}/{loss['of']}"

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -21,7 +22,7 @@ from detsweep.dispatch.progress import Progress
 from detsweep.dispatch.provenance import open_session
 from detsweep.dispatch.torchrun import environment_of, torchrun_arguments
 from detsweep.failures import tail
-from detsweep.paths import SweepPaths, write_json
+from detsweep.paths import SweepPaths, read_json, write_json
 from detsweep.plan import Cell, Plan
 
 POLL_S = 0.05
@@ -109,15 +110,28 @@ def _launch(plan: Plan, sweep: SweepPaths, pool: LocalPool, stop: Stop) -> None:
 
 def _drill(plan: Plan, sweep: SweepPaths, pool: LocalPool, stop: Stop) -> None:
     """Run the cells that diverged once more, at the closest level of observation that each can have."""
-    known = {cell.id for cell in plan.cells}
-    diverged = [cell for cell in plan.cells if _diverged(cell, sweep)]
-    closer = [drilled for cell in diverged if (drilled := cell.closer()) is not None and drilled.id not in known]
-    for cell in diverged:
-        if cell.closer() is None:
+    closer: dict[str, Cell] = {}
+    for cell in plan.cells:
+        if not _diverged(cell, sweep):
+            continue
+        drilled = cell.closer()
+        if drilled is None:
             print(f"{plan.label(cell)}: drill=true has no closer look at it")
+        elif not _has_own_row(drilled, plan, sweep):
+            # Cells that differ in their level of observation alone have one closer look in common.
+            others = closer[drilled.id].drill_of if drilled.id in closer else ()
+            closer[drilled.id] = replace(drilled, drill_of=(*others, cell.id))
     if closer:
-        print(f"looking closer at {len(closer)} of {len(plan.cells)} cells")
-        _launch(Plan(tuple(closer), (), 0), sweep, pool, stop)
+        print(f"looking closer at {sum(len(cell.drill_of) for cell in closer.values())} of {len(plan.cells)} cells")
+        _launch(Plan(tuple(closer.values()), (), 0), sweep, pool, stop)
+
+
+def _has_own_row(drilled: Cell, plan: Plan, sweep: SweepPaths) -> bool:
+    """Whether the closer look at a cell is a cell that was itself asked for, now or by an earlier command."""
+    if any(cell.id == drilled.id for cell in plan.cells):
+        return True
+    paths = sweep.cell(drilled.slug, drilled.id)
+    return paths.cell.exists() and not read_json(paths.cell).get("drill_of")
 
 
 def _diverged(cell: Cell, sweep: SweepPaths) -> bool:

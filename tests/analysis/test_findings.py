@@ -194,9 +194,7 @@ def test_faults_that_struck_nothing_are_counted(tmp_path: Path) -> None:
     sweep = write_cells(tmp_path, plan)
     injected = {0: [struck("bit_flip", step=1)]}
     write_trial(trial_of(sweep, plan.cells[0]), plan.cells[0], injected=injected)
-    assert list(note_lines(load(tmp_path))) == [
-        "2 faults were not put in: there was nothing to change where they were to strike"
-    ]
+    assert list(note_lines(load(tmp_path))) == ["2 faults were not put in: there was nothing to change where to strike"]
 
 
 # --- campaigns -------------------------------------------------------------------------------------------------------

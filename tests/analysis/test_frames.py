@@ -631,7 +631,7 @@ def test_a_closer_look_in_several_launches_is_as_good_as_its_worst(tmp_path: Pat
     write_trial(trial_of(sweep, closer, 0), closer, 0)
     assert load(tmp_path).drills[own.id] == Drill("none", {})
     write_failure(trial_of(sweep, closer, 1), closer, 1)
-    assert load(tmp_path).drills[own.id] == Drill("error", {})
+    assert load(tmp_path).drills[own.id] == Drill("error", {}, "x")
     write_trial(trial_of(sweep, closer, 1), closer, 1)
     assert load(tmp_path).drills[own.id] == Drill("pass", {})
 

@@ -473,7 +473,7 @@ def test_the_table_of_a_campaign_stands_between_the_matrix_and_the_summary(tmp_p
     write_report(loaded)
     lines = [*campaign_lines(loaded), *summary(loaded)]
     assert "\n".join(lines) in _printed(loaded, width=100)
-    assert "1 faults were not put in: there was nothing to change where they were to strike" in lines
+    assert "1 fault was not put in: there was nothing to change where to strike" in lines
     text = (tmp_path / "matrix.md").read_text()
     assert "\n".join(["```", *campaign_lines(loaded), "```"]) in text
 

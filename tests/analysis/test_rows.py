@@ -123,7 +123,7 @@ def test_how_far_the_loss_tells_is_said_in_words(loss: dict[str, Any] | None, wo
 
 
 @pytest.mark.parametrize(
-    ("mode", "words"), [("replay", "1/2"), ("train", "1 steps later")], ids=["in runs", "in a trajectory"]
+    ("mode", "words"), [("replay", "1/2"), ("train", "1 step later")], ids=["in runs", "in a trajectory"]
 )
 def test_the_loss_of_a_trial_is_that_of_its_records(tmp_path: Path, mode: str, words: str) -> None:
     cell = one_cell(f"mode={mode}", "steps=2")

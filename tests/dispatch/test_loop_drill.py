@@ -37,7 +37,7 @@ def _sweep(folder: Path, plan: Plan, diverged: Sequence[int]) -> SweepPaths:
     return sweep
 
 
-def _known(sweep: SweepPaths) -> dict[str, str | None]:
+def _known(sweep: SweepPaths) -> dict[str, list[str]]:
     """Of every cell with a cell.json, by its id, whose closer look it is."""
     return {content["id"]: content["drill_of"] for paths in sweep.all_cells() if paths.cell.exists()
             for content in (read_json(paths.cell),)}  # fmt: skip
@@ -48,7 +48,7 @@ def test_only_what_diverged_is_looked_at_closer(tmp_path: Path, capsys: Captured
     sweep = _sweep(tmp_path, plan, [1])
     assert run_trials(plan, sweep, [])
     closer = _closer(plan.cells[1])
-    assert _known(sweep) == {**dict.fromkeys((cell.id for cell in plan.cells), None), closer.id: plan.cells[1].id}
+    assert _known(sweep) == {**{cell.id: [] for cell in plan.cells}, closer.id: [plan.cells[1].id]}
     out = capsys.readouterr().out.splitlines()
     assert out == [
         "3 of 3 trials have a result already",
@@ -92,7 +92,7 @@ def test_a_closer_look_that_the_sweep_has_planned_itself_stays_a_cell_of_its_own
     for cell in plan.cells:
         write_trial(trial_of(sweep, cell), cell, differs=DIFFERS)
     assert run_trials(plan, sweep, [])
-    assert _known(sweep) == dict.fromkeys((cell.id for cell in plan.cells), None)
+    assert _known(sweep) == {cell.id: [] for cell in plan.cells}
     assert capsys.readouterr().out.splitlines() == [
         "2 of 2 trials have a result already",
         "observe=op: drill=true has no closer look at it",
@@ -131,3 +131,15 @@ def test_launches_that_differ_from_each_other_are_looked_at_closer(tmp_path: Pat
         write_trial(trial_of(sweep, closer, number), closer, number)
     assert run_trials(plan, sweep, [])
     assert (closer.id in _known(sweep)) is apart
+
+
+def test_cells_that_differ_in_their_level_alone_have_one_closer_look_in_common(tmp_path: Path) -> None:
+    plan = plan_of(["observe=block"], ["observe=module"], common=["drill=true"])
+    closer = _closer(plan.cells[0])
+    assert _closer(plan.cells[1]).id == closer.id
+    sweep = write_cells(tmp_path, plan)
+    for cell in plan.cells:
+        write_trial(trial_of(sweep, cell), cell, differs=DIFFERS)
+    write_trial(trial_of(sweep, closer), closer)
+    assert run_trials(plan, sweep, [])
+    assert _known(sweep)[closer.id] == [cell.id for cell in plan.cells]
