@@ -25,7 +25,7 @@ from typing import Any
 
 import levels
 import torch
-from measuring import Figure, finish, in_turn, ratios, seconds, torchrun, trial_spec
+from measuring import Figure, end_in_order, finish, in_turn, ratios, seconds, torchrun, trial_spec
 from rich.console import Console
 from rich.table import Table
 
@@ -178,4 +178,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    end_in_order()
     sys.exit(main())

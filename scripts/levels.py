@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from measuring import Figure, finish, in_turn, ratios, torchrun, trial_spec
 
 from detsweep import fingerprints
+from detsweep.orphans import die_with_parent
 from detsweep.paths import read_json, write_json
 from detsweep.worker import model as models
 from detsweep.worker import settings, sharding
@@ -59,6 +61,7 @@ class Rank:
     @classmethod
     def open(cls, folder: Path) -> Rank:
         """Join the group that torchrun's variables describe, as the rank of the spec that lies in `folder`."""
+        die_with_parent(signal.SIGKILL)
         number, spec = int(os.environ["RANK"]), read_json(folder / "spec.json")
         config = spec["config"]
         device = sharding.open_device(config["device"])

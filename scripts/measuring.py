@@ -65,16 +65,31 @@ def run_command(command: Sequence[str], variables: Mapping[str, str], *, timeout
             out, err = process.communicate(timeout=timeout_s)
             return Ended(process.returncode, out, err)
         except subprocess.TimeoutExpired:
-            process.terminate()
-            try:
-                out, err = process.communicate(timeout=LAST_SECONDS)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                out, err = process.communicate()
+            out, err = _end(process)
             return Ended(None, out, err)
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
+            _end(process)
             raise
+
+
+def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Told to, it ends its own processes first, which are in sessions of their own as often as not."""
+    process.terminate()
+    try:
+        return process.communicate(timeout=LAST_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.communicate()
+
+
+def end_in_order() -> None:
+    """Let a signal that ends this process (`timeout` sends TERM) end the command that it has started first."""
+
+    def end(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
 
 
 def clean_environment() -> dict[str, str]:

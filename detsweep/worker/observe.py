@@ -11,6 +11,7 @@ from torch import Tensor
 
 from detsweep.capture import Record, Stream
 from detsweep.fingerprints import Digest, collect, combine, local, xxh3
+from detsweep.worker.collectives import CollectiveHooks
 from detsweep.worker.model import RepeatedBlockModel
 from detsweep.worker.operators import OperatorMode
 from detsweep.worker.progress import Progress
@@ -106,8 +107,10 @@ class Observer:
             if self.level != "off":
                 hooks = ModuleHooks(self._model, self, self._progress, submodules=self.level in ("module", "op"))
                 stack.enter_context(hooks)
-                if self.level in ("collective", "op"):
-                    stack.enter_context(OperatorMode(self, hooks.position, operators=self.level == "op"))
+                if self.level == "collective":
+                    stack.enter_context(CollectiveHooks(self, hooks.position))
+                elif self.level == "op":
+                    stack.enter_context(OperatorMode(self, hooks.position))
             yield
 
     def finish(self, *, rank: int, step: int, run: str) -> Stream:

@@ -31,16 +31,15 @@ if TYPE_CHECKING:
 
 
 class OperatorMode(TorchDispatchMode):
-    """Records every collective, with `operators` every ATen operator that computes too, forward and backward.
+    """Records every collective, and every ATen operator that computes, forward and backward.
 
     `position` says in which module's course, and in which phase, an operator is called.
     """
 
-    def __init__(self, observer: Observer, position: Callable[[], tuple[str, str]], *, operators: bool) -> None:
+    def __init__(self, observer: Observer, position: Callable[[], tuple[str, str]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._observer = observer
         self._position = position
-        self._operators = operators
         self._signatures: dict[Any, Signature] = {}
 
     def __torch_dispatch__(
@@ -53,9 +52,11 @@ class OperatorMode(TorchDispatchMode):
         if types or not self._observer.looking:
             # Other kinds of tensors have no bits: with fake ones DTensor finds out what shape a result will have.
             return func(*args, **kwargs)
-        if func.namespace in COLLECTIVES:
-            return self._collective(func, args, kwargs)
-        return self._operator(func, args, kwargs) if self._operators else func(*args, **kwargs)
+        return (self._collective if func.namespace in COLLECTIVES else self._operator)(func, args, kwargs)
+
+    def collective(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call a collective and record it, where the observer looks."""
+        return self._collective(func, args, kwargs) if self._observer.looking else func(*args, **kwargs)
 
     def _operator(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         signature = self._signatures.get(func)

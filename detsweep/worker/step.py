@@ -93,8 +93,10 @@ class TrainingStep:
         self.faults.gradients(self.model)
         self._record_backward(output)
         self._observer.phase = "optimizer"
-        with self._observer.observed(), self._timed():
-            norm = self._update()
+        norm = None
+        if self.optimizer is not None:
+            with self._observer.observed(), self._timed():
+                norm = self._update()
         self._record_after(norm)
         self.faults.end()
         stream = self._observer.finish(rank=dist.get_rank(), step=step, run=f"r{run}")

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from detsweep.capture import Record
 from detsweep.fingerprints import combine, xxh3
+from detsweep.worker.collectives import CollectiveHooks
 from detsweep.worker.dispatched import signature_of, tensors_in
 from detsweep.worker.model import build
 from detsweep.worker.observe import Observer
@@ -40,8 +41,9 @@ def observer(tmp_path: Path) -> Observer:
     return Observer(model, level="op", checksum="xxh3", fingerprint=xxh3, progress=progress)
 
 
-def _mode(observer: Observer, *, operators: bool = True) -> OperatorMode:
-    return OperatorMode(observer, lambda: (MODULE, "forward"), operators=operators)
+def _mode(observer: Observer, *, operators: bool = True) -> OperatorMode | CollectiveHooks:
+    kind = OperatorMode if operators else CollectiveHooks
+    return kind(observer, lambda: (MODULE, "forward"))
 
 
 def _recorded(observer: Observer, call: Callable[[], object], *, operators: bool = True) -> tuple[Record, ...]:
@@ -149,7 +151,7 @@ def test_an_operator_is_recorded_with_all_that_it_read_and_wrote(observer: Obser
 def test_the_phase_and_module_are_those_of_the_moment(observer: Observer) -> None:
     positions = iter([("norm", "forward"), ("blocks.0", "backward"), ("blocks.0.ffn", "recompute")])
     tensor = torch.randn(3)
-    with OperatorMode(observer, lambda: next(positions), operators=True):
+    with OperatorMode(observer, lambda: next(positions)):
         for _ in range(3):
             tensor.abs()
     found = [(r.name, r.block, r.phase) for r in observer.finish(rank=0, step=0, run="r1").records]
