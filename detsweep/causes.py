@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from detsweep.capture import Record, Stream
 from detsweep.compare import NO_MAJORITY, Difference, Divergence, described, differences
@@ -18,10 +19,14 @@ CAUSES: Mapping[str, str] = {
     "sequence": "other operations, or in another order",
     "checkpoint": "what was loaded is not what was saved",
     "memory": "bits changed while nothing wrote them",
+    "earlier": "what an earlier step of the trajectory left",
 }
 _STATE = ("param", "buffer", "optim")
 # Where the work of other ranks has come in, in a step in which no collective was looked at.
 _REDUCED = ("grad", "norm", "global", *_STATE)
+
+
+Groups = Mapping[int, Mapping[str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
@@ -37,23 +42,38 @@ class _Rank:
     def first(self) -> Difference:
         return self.found[0]
 
-    def differs_at(self, site: str, name: str, phase: str) -> bool:
-        return any((d.record.site, d.record.name, d.record.phase) == (site, name, phase) for d in self.found)
+    @cached_property
+    def sent(self) -> frozenset[tuple[str, str]]:
+        """Name and phase of the collectives into which this rank put other bits."""
+        return frozenset((d.record.name, d.record.phase) for d in self.found if d.record.site == "collective_in")
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """What is known of one step and run of all ranks: see `attribute`."""
+
+    ranks: Mapping[int, _Rank]
+    level: str
+    groups: Groups
+    before: Mapping[int, Stream]
+    restored: bool
 
 
 def attribute(
     pairs: Mapping[int, tuple[Stream, Stream]],
     *,
     level: str,
-    groups: Mapping[int, Mapping[str, tuple[int, ...]]] | None = None,
+    groups: Groups | None = None,
     restored: bool = False,
+    before: Mapping[int, Stream] | None = None,
     aligned: bool = True,
 ) -> dict[int, Divergence]:
     """The first divergence of each rank that has one, with its cause.
 
     `pairs`: each rank's reference and the stream held against it, all of one step and run. `level`: what was
     observed. `groups`: by rank the members of each process group by its name, where collectives were observed.
-    `restored`: the state before the step came from a checkpoint. `aligned`: see `compare`.
+    `restored`: the state before the step came from a checkpoint. `before`: of a trajectory the step before, as each
+    rank's stream has it. `aligned`: see `compare`.
 
     The first divergence of a rank is the earliest record in its own order that differs. Ranks run one program, so
     places in it can be compared between them.
@@ -63,62 +83,74 @@ def attribute(
         for rank, (reference, other) in pairs.items()
         if (found := tuple(differences(reference, other, aligned=aligned)))
     }
-    return {rank: _attributed(ranks[rank], ranks, level, groups or {}, restored) for rank in ranks}
+    scene = _Scene(ranks, level, groups or {}, before or {}, restored)
+    return {rank: _attributed(own, scene) for rank, own in ranks.items()}
 
 
-def _attributed(
-    own: _Rank,
-    ranks: Mapping[int, _Rank],
-    level: str,
-    groups: Mapping[int, Mapping[str, tuple[int, ...]]],
-    restored: bool,
-) -> Divergence:
+def _attributed(own: _Rank, scene: _Scene) -> Divergence:
     divergence = described(own.stream, own.first, own.reference)
     if own.first.partner is not None and own.first.partner.digest == NO_MAJORITY:
         return divergence  # who is wrong cannot be told, and with it not how
-    origin = _origin(own, ranks, level, groups)
+    if own.rank in scene.before and _left_so(own.first.record, scene.before[own.rank]):
+        return replace(divergence, cause="earlier")
+    origin = _origin(own, scene)
     if origin is not None:
-        closer = None if level in ("collective", "op") else "collective"
+        closer = None if scene.level in ("collective", "op") else "collective"
         return replace(divergence, cause="upstream", origin=origin, closer=closer)
-    cause = _direct(own.first, own.stream, level, restored)
-    return replace(divergence, cause=cause, closer=_closer(cause, own.first.record, level))
+    cause = _direct(own.first, own.stream, scene.level, scene.restored)
+    return replace(divergence, cause=cause, closer=_closer(cause, scene.level))
 
 
-def _origin(
-    own: _Rank, ranks: Mapping[int, _Rank], level: str, groups: Mapping[int, Mapping[str, tuple[int, ...]]]
-) -> int | None:
+def _left_so(record: Record, left: Stream) -> bool:
+    """Whether a record of the state before a step is what this rank itself had after the step before."""
+    return record.phase == "before" and any(
+        (r.site, r.name, r.phase, r.digest) == (record.site, record.name, "after", record.digest) for r in left.records
+    )
+
+
+def _origin(own: _Rank, scene: _Scene) -> int | None:
     """The rank that started what this rank received; None where it started something itself."""
-    record = own.first.record
-    if own.first.kind == "sequence":
+    visited = {own.rank}
+    sender = _sender(own, scene)
+    if sender is None:
         return None
-    others = [other for other in ranks.values() if other.rank != own.rank]
-    if level in ("collective", "op"):
+    while sender.rank not in visited:
+        visited.add(sender.rank)
+        further = _sender(sender, scene)
+        if further is None:
+            break
+        sender = further
+    return sender.rank
+
+
+def _sender(own: _Rank, scene: _Scene) -> _Rank | None:
+    """The rank from which this one received what differs first; None where it did not receive it."""
+    record = own.first.record
+    if own.first.kind in ("sequence", "layout"):
+        return None
+    others = [other for other in scene.ranks.values() if other.rank != own.rank]
+    if scene.level in ("collective", "op"):
         if record.site != "collective_out":
             return None
-        members = groups.get(own.rank, {}).get(group_of(record.name))
-        senders = [
-            other
-            for other in others
-            if (members is None or other.rank in members)
-            and other.differs_at("collective_in", record.name, record.phase)
-        ]
+        members = scene.groups.get(own.rank, {}).get(group_of(record.name))
+        sent = (record.name, record.phase)
+        senders = [o for o in others if (members is None or o.rank in members) and sent in o.sent]
     else:
         # What other ranks did reaches this one through all-gathers of parameters and reductions of gradients only.
-        received = record.site in _REDUCED and record.phase not in ("before",)
+        received = record.site in _REDUCED and record.phase != "before"
         senders = [
             other
             for other in others
             if other.first.record.seq < record.seq
             and (received or (other.first.record.site in _STATE and other.first.record.phase == "before"))
         ]
-    if not senders:
-        return None
-    return min(senders, key=lambda other: (other.first.record.seq, other.rank)).rank
+    return min(senders, key=lambda other: (other.first.record.seq, other.rank), default=None)
 
 
-def _direct(first: Difference, stream: Stream, level: str, restored: bool) -> str:
+def _direct(first: Difference, stream: Stream, level: str, restored: bool) -> str | None:
+    """What a rank did itself; None where the level of observation does not tell."""
     record, site = first.record, first.record.site
-    if first.kind == "sequence":
+    if first.kind in ("sequence", "layout"):
         return "sequence"
     if site in ("input", "rng") and not (restored and record.phase == "before"):
         return site
@@ -133,14 +165,15 @@ def _direct(first: Difference, stream: Stream, level: str, restored: bool) -> st
     if level == "op":
         same_inputs = first.partner is not None and first.partner.inputs == record.inputs
         return "compute" if site == "op" and same_inputs else "memory"
+    if level != "collective" and (site in _REDUCED or level == "off"):
+        # A gradient is what is left of it after the reduction: whose work it was, or whether of the reduction, is open.
+        return None
     return "compute"
 
 
-def _closer(cause: str, record: Record, level: str) -> str | None:
+def _closer(cause: str | None, level: str) -> str | None:
     """The level that would say more about a cause."""
-    if cause != "compute" or level == "op" or record.site == "loss":
-        return None
-    return "op"
+    return "op" if cause in ("compute", None) and level != "op" else None
 
 
 def group_of(name: str) -> str:
@@ -148,6 +181,6 @@ def group_of(name: str) -> str:
     return name.partition(" group ")[2].partition(" in ")[0]
 
 
-def collective_name(operator: str, number: int, group: str, module: str) -> str:
-    """`operator`, its sequence number in its group, the group, and the module in whose course it was issued."""
-    return f"{operator} #{number} group {group} in {module}"
+def collective_name(operator: str, number: int, group: str) -> str:
+    """A collective: its operator, its number in its group and run, the group. A record's name adds ` in MODULE`."""
+    return f"{operator} #{number} group {group}"

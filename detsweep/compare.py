@@ -106,6 +106,9 @@ def partners(reference: Stream, other: Stream, *, aligned: bool = True) -> Itera
     """
     expected = dict(keyed(reference))
     for key, record in keyed(other):
+        if not aligned and record.site in ("collective_in", "collective_out"):
+            # Other buckets, other numbers: a collective of the one is none of the other.
+            continue
         partner = expected.get(key)
         if partner is None and not aligned and record.phase == "recompute":
             partner = expected.get((key[0], key[1], "forward", key[3]))
@@ -130,7 +133,9 @@ def vote(streams: Mapping[int, Stream], comparable: Callable[[Record], bool]) ->
     """
     own = {rank: _restricted(stream, comparable) for rank, stream in streams.items()}
     orders = Counter(stream.order_bits() for stream in own.values())
-    order = orders.most_common(1)[0][0]
+    order, votes = orders.most_common(1)[0]
+    if 2 * votes <= len(own):
+        return _undecided(own)
     base = next(stream for stream in own.values() if stream.order_bits() == order)
     ballots: dict[Key, Counter[tuple[Any, ...]]] = {key: Counter() for key, _ in keyed(base)}
     for stream in own.values():
@@ -145,6 +150,19 @@ def vote(streams: Mapping[int, Stream], comparable: Callable[[Record], bool]) ->
             digest = NO_MAJORITY
         elected.append(replace(record, shape=shape, dtype=dtype, digest=digest, inputs=inputs))
     return {rank: (replace(stream, records=tuple(elected), run="vote"), stream) for rank, stream in own.items()}
+
+
+def _undecided(own: Mapping[int, Stream]) -> dict[int, tuple[Stream, Stream]]:
+    """Where no order of records has a majority: every rank differs at the first place at which any two part."""
+    orders = [[key for key, _ in keyed(stream)] for stream in own.values()]
+    shortest = min(len(order) for order in orders)
+    parted = next((n for n in range(shortest) if len({order[n] for order in orders}) > 1), shortest)
+    pairs = {}
+    for rank, stream in own.items():
+        place = min(parted, len(stream.records) - 1)
+        records = (*stream.records[:place], replace(stream.records[place], digest=NO_MAJORITY))
+        pairs[rank] = (replace(stream, records=records, run="vote"), stream)
+    return pairs
 
 
 def keyed(stream: Stream) -> Iterator[tuple[Key, Record]]:
@@ -183,10 +201,13 @@ def _restricted(stream: Stream, comparable: Callable[[Record], bool]) -> Stream:
 
 
 def _first_out_of_sequence(reference: Stream, other: Stream) -> Record | None:
-    ours, theirs = reference.records, other.records
-    for mine, its in zip(ours, theirs, strict=False):
-        if (mine.site, mine.name, mine.phase) != (its.site, its.name, its.phase):
-            return its
+    """The first record that is missing, added or in another place; a missing one stands where it should have been."""
+    ours, theirs = list(keyed(reference)), list(keyed(other))
+    for place, ((mine, missing), (its, added)) in enumerate(zip(ours, theirs, strict=False)):
+        if mine == its:
+            continue
+        gone = mine not in dict(theirs) and its in dict(ours)
+        return replace(missing, seq=place) if gone else added
     if len(ours) == len(theirs):
         return None
-    return (ours if len(ours) > len(theirs) else theirs)[min(len(ours), len(theirs))]
+    return (ours if len(ours) > len(theirs) else theirs)[min(len(ours), len(theirs))][1]

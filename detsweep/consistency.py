@@ -112,7 +112,7 @@ def _fault_ranges(config: Mapping[str, Any]) -> Iterator[str]:
         if fault["rank"] < 0:
             yield f"fault.rank={fault['rank']}: must be at least 0, or null for every rank"
         limits["rank"] = world - 1
-    if site in ("block_post", "block_grad_in", "router", "grad", "param"):
+    if kind in KINDS:
         limits["block"] = model["num_layers"] - 1
     elements = {"input": tokens, "block_post": tokens * model["hidden_size"], "logits": tokens * model["vocab_size"]}
     if site in elements:

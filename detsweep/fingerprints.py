@@ -109,18 +109,23 @@ def raw_bits(scalar: Tensor) -> Tensor:
 
 
 def collect(digests: Sequence[Digest]) -> list[int]:
-    """All digests as Python integers, with one transfer for those that still lie on a device."""
-    on_device = [digest for digest in digests if isinstance(digest, Tensor)]
-    values = iter(torch.stack(on_device).tolist() if on_device else ())
-    return [next(values) if isinstance(digest, Tensor) else digest for digest in digests]
+    """All digests as Python integers, with one transfer from each device on which any still lie."""
+    on_device: dict[torch.device, list[Tensor]] = {}
+    for digest in digests:
+        if isinstance(digest, Tensor):
+            on_device.setdefault(digest.device, []).append(digest)
+    values = {device: iter(torch.stack(own).tolist()) for device, own in on_device.items()}
+    return [next(values[digest.device]) if isinstance(digest, Tensor) else digest for digest in digests]
 
 
 def combine(digests: Sequence[Digest]) -> Digest:
     """One digest of several, in their order; of one it is itself. Those on a device are combined there."""
     if len(digests) == 1:
         return digests[0]
-    if any(isinstance(digest, Tensor) for digest in digests):
-        device = next(digest.device for digest in digests if isinstance(digest, Tensor))
+    devices = {digest.device for digest in digests if isinstance(digest, Tensor)}
+    if devices:
+        # To the accelerator, where one is among them: from there it would stop the device.
+        device = max(devices, key=lambda one: one.type != "cpu")
         return mixed(torch.stack([as_int64(digest, device) for digest in digests]))
     return xxhash.xxh3_64_intdigest(struct.pack(f"<{len(digests)}Q", *(int(d) & _MASK for d in digests)))
 

@@ -31,6 +31,14 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 }
 """Each kind, and the sites at which it can strike; the first is where it does unless `fault.site` says otherwise."""
 SITES = tuple(dict.fromkeys(site for sites in KINDS.values() for site in sites))
+_CAUSES = {
+    "input_flip": "input",
+    "zeroed_shard": "memory",
+    "param_drift": "memory",
+    "rng_not_restored": "rng",
+    "collective_flip": "collective",
+    "reordered_collectives": "sequence",
+}
 # Every rank must issue the same collectives in the same order, or the group hangs.
 EVERY_RANK = ("reordered_collectives",)
 
@@ -145,3 +153,16 @@ def cannot_strike(kind: str, config: Mapping[str, Any]) -> str | None:
     if kind == "stale_tensor" and config["steps"] < 2:
         return "needs steps of at least 2: the tensor is stale from the step before"
     return None
+
+
+def expected_cause(kind: str, site: str, config: Mapping[str, Any]) -> str | None:
+    """The cause that is to be named for a fault of a kind at the site at which it is found first; None: not known."""
+    level = config["observe"]["name"]
+    if kind in _CAUSES:
+        return "checkpoint" if kind == "rng_not_restored" and config["mode"]["name"] == "resume" else _CAUSES[kind]
+    if site == "op":
+        return "compute"
+    if level == "op":
+        # No operator was seen to write these bits.
+        return "memory"
+    return None if level == "off" or (site == "grad" and level != "collective") else "compute"

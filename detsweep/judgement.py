@@ -32,19 +32,38 @@ class Judged:
     notes: list[str]
 
 
-def judge(config: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]], streams: Mapping[int, Streams]) -> Judged:
-    """Judge a trial. `ranks`: each rank's own result, in order; `streams`: each rank's records."""
+def needed(config: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> set[tuple[int, str]] | None:
+    """Step and run of the streams that a judgement needs of every rank; None for all of them."""
+    if config["mode"]["name"] == "lockstep":
+        return None
+    diverged = diverged_runs(ranks)
+    before = {(step - 1, run) for step, run in diverged} if modes.trains(config) else set()
+    return diverged | {(step, "r1") for step, _ in diverged} | before
+
+
+def judge(
+    config: Mapping[str, Any],
+    ranks: Sequence[Mapping[str, Any]],
+    streams: Mapping[int, Streams],
+    notes: Sequence[str] | None = None,
+) -> Judged:
+    """Judge a trial. `ranks`: each rank's own result, in order; `streams`: each rank's records, all that are `needed`.
+
+    `notes`: what stands out in the records of all ranks; None where `streams` has all of them.
+    """
     level = config["observe"]["name"]
     groups = {rank["rank"]: {k: tuple(v) for k, v in rank.get("groups", {}).items()} for rank in ranks}
+    diverged = diverged_runs(ranks)
     replayed = _by_rank(
         divergence
         for step, run in modes.expected_runs(config)
-        if any(_has(rank["divergences"], step, run) for rank in ranks)
+        if (step, run) in diverged
         for divergence in attribute(
             {rank: (own[step, "r1"], own[step, run]) for rank, own in streams.items()},
             level=level,
             groups=groups,
             restored=config["mode"]["name"] == "resume" and step == modes.resumed_at(config),
+            before=_step_before(config, streams, step, run),
         ).values()
     )
     if config["mode"]["name"] != "lockstep":
@@ -53,8 +72,9 @@ def judge(config: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]], streams
     else:
         judged = _lockstep(config, ranks, streams, replayed)
         compared = config["steps"] * config["runs"]
-    notes = [*_ties(config, judged), *_notes(streams)]
-    return Judged(judged, compared, _loss(config, judged, streams), notes)
+    if notes is None:
+        notes = [note for rank, own in streams.items() for note in notes_of(rank, own)]
+    return Judged(judged, compared, _loss(config, judged, streams), [*_ties(config, judged), *notes])
 
 
 def _lockstep(
@@ -125,22 +145,21 @@ def _loss_differs(config: Mapping[str, Any], streams: Mapping[int, Streams], ste
     return apart or losses != [own[step, "r1"].digests("loss") for own in streams.values()]
 
 
-def _notes(streams: Mapping[int, Streams]) -> Iterator[str]:
-    for rank, own in streams.items():
-        for (step, run), stream in own.items():
-            if stream.nonfinite:
-                name, count = next(iter(stream.nonfinite.items()))
-                yield f"rank {rank}: {count} values of {name} are not finite, step {step} {run}"
-                break
-    for rank, own in streams.items():
-        for (step, run), stream in own.items():
-            if (first := next(recomputed(stream), None)) is not None:
-                record = first.record
-                yield (
-                    f"rank {rank}: what checkpointing recomputes in block {record.block} is not what forward had, "
-                    f"first {record.site} {record.name}, step {step} {run}"
-                )
-                break
+def notes_of(rank: int, own: Streams) -> Iterator[str]:
+    """What stands out in a rank's records beside divergences, once of each kind."""
+    for (step, run), stream in own.items():
+        if stream.nonfinite:
+            name, count = next(iter(stream.nonfinite.items()))
+            yield f"rank {rank}: {count} values of {name} are not finite, step {step} {run}"
+            break
+    for (step, run), stream in own.items():
+        if (first := next(recomputed(stream), None)) is not None:
+            record = first.record
+            yield (
+                f"rank {rank}: what checkpointing recomputes in block {record.block} is not what forward had, "
+                f"first {record.site} {record.name}, step {step} {run}"
+            )
+            break
 
 
 def _by_rank(divergences: Iterator[Divergence]) -> dict[int, list[Divergence]]:
@@ -150,8 +169,18 @@ def _by_rank(divergences: Iterator[Divergence]) -> dict[int, list[Divergence]]:
     return found
 
 
-def _has(divergences: Sequence[Mapping[str, Any]], step: int, run: str) -> bool:
-    return any((d["step"], d["run"]) == (step, run) for d in divergences)
+def diverged_runs(ranks: Sequence[Mapping[str, Any]]) -> set[tuple[int, str]]:
+    """Step and run of everything in which any rank diverged."""
+    return {(d["step"], d["run"]) for rank in ranks for d in rank["divergences"]}
+
+
+def _step_before(
+    config: Mapping[str, Any], streams: Mapping[int, Streams], step: int, run: str
+) -> dict[int, Stream] | None:
+    """Of a trajectory what each rank saw in the step before; None where there is none."""
+    if not modes.trains(config) or step == 0:
+        return None
+    return {rank: own[step - 1, run] for rank, own in streams.items()}
 
 
 def _json(divergences: Sequence[Divergence]) -> list[dict[str, Any]]:

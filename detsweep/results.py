@@ -9,7 +9,7 @@ from typing import Any
 from detsweep import modes
 from detsweep.capture import SCHEMA, read_streams
 from detsweep.failures import explain_failure, explain_timeout
-from detsweep.judgement import Judged, Streams, judge
+from detsweep.judgement import Judged, Streams, judge, needed, notes_of
 from detsweep.paths import FileError, TrialPaths, read_json
 
 VERDICTS = ("pass", "diverged", "invalid", "error", "timeout", "unsupported")
@@ -42,12 +42,12 @@ def merge(
         return {**base, "verdict": "error", **failure.to_json(trial.folder)}
     try:
         ranks = [_rank_result(trial, rank, modes.replays(spec["config"])) for rank in range(world_size)]
-        streams = {rank: _checked_streams(trial, rank, spec) for rank in range(world_size)}
+        streams, notes = _read_needed(trial, ranks, spec)
         files = {trial.records(rank).name: trial.records(rank).stat().st_size for rank in range(world_size)}
         files |= {trial.rank_result(rank).name: trial.rank_result(rank).stat().st_size for rank in range(world_size)}
     except FileError as error:
         return {**base, "verdict": "error", "error": str(error), "error_ranks": [], "log": "", "log_tail": []}
-    judged = judge(spec["config"], ranks, streams)
+    judged = judge(spec["config"], ranks, streams, notes)
     return {**base, **_verdict(judged), "files": files}
 
 
@@ -120,6 +120,20 @@ def _rank_result(trial: TrialPaths, rank: int, replays: int) -> dict[str, Any]:
     return result
 
 
+def _read_needed(
+    trial: TrialPaths, ranks: list[dict[str, Any]], spec: Mapping[str, Any]
+) -> tuple[dict[int, Streams], list[str]]:
+    """The records that a judgement needs, and what stands out in any of them; all ranks' at once would be too many."""
+    wanted = needed(spec["config"], ranks)
+    streams: dict[int, Streams] = {}
+    notes: list[str] = []
+    for rank in range(int(spec["world_size"])):
+        own = _checked_streams(trial, rank, spec)
+        notes += notes_of(rank, own)
+        streams[rank] = {place: stream for place, stream in own.items() if wanted is None or place in wanted}
+    return streams, notes
+
+
 def _checked_streams(trial: TrialPaths, rank: int, spec: Mapping[str, Any]) -> Streams:
     """A rank's records by step and run, once every line that must be there has been read."""
     path = trial.records(rank)
@@ -137,7 +151,7 @@ def _verdict(judged: Judged) -> dict[str, Any]:
     differs: Counter[str] = Counter()
     for rank in ranks:
         differs.update(rank["differs"])
-    firsts = [rank["divergences"][0] for rank in ranks if rank["divergences"]]
+    firsts = [divergence for rank in ranks for divergence in rank["divergences"]]
     return {
         "verdict": "invalid" if lost else "diverged" if diverged else "pass",
         "error": "not in force: " + "; ".join(lost) if lost else None,

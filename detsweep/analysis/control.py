@@ -18,8 +18,8 @@ def judge(sweep: Sweep, cell: str) -> str:
     """What a cell says about the detector.
 
     `clean` and `found in place` are what they should be; `false alarm` is a divergence without a fault, `missed` a
-    fault without one, `misplaced` a fault that was found elsewhere, `not put in` a fault that struck nothing;
-    `no verdict` is neither.
+    fault without one, `misplaced` a fault that was found elsewhere, `wrong cause` one that was taken for another,
+    `not put in` a fault that struck nothing; `no verdict` is neither.
     """
     trials = sweep.trials[sweep.trials["cell"] == cell]
     verdicts = set(map(str, trials["verdict"]))
@@ -34,6 +34,8 @@ def judge(sweep: Sweep, cell: str) -> str:
         return "missed"
     if faults["placed"].mean() < PLACED:
         return "misplaced"
+    if faults["caused"].mean() < PLACED:
+        return "wrong cause"
     return "false alarm" if trials["false_alarms"].sum() else "found in place"
 
 
@@ -48,6 +50,7 @@ def campaign(sweep: Sweep) -> pd.DataFrame:
         put_in=("detected", "size"),
         detected=("detected", "sum"),
         placed=("placed", "sum"),
+        cause=("caused", "sum"),
         by_replay=("detected_by_replay", "sum"),
     )
     table["missed"] = table["put_in"] - table["detected"]

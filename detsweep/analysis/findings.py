@@ -76,12 +76,14 @@ def campaign_lines(sweep: Sweep) -> list[str]:
         return []
     table = campaign(sweep)
     view = Table(box=None, pad_edge=False)
-    names = ("mode", "persistence", "kind", "put in", "detected", "placed", "missed", "by replay")
+    names = ("mode", "persistence", "kind", "put in", "detected", "placed", "cause", "missed", "by replay")
     for name in names:
         view.add_column(name, justify="left" if name in names[:3] else "right", no_wrap=True)
-    for row in table[["mode", "persistence", "kind", "put_in", "detected", "placed", "missed", "by_replay"]].values:
+    for row in table[
+        ["mode", "persistence", "kind", "put_in", "detected", "placed", "cause", "missed", "by_replay"]
+    ].values:
         view.add_row(*map(str, row))
-    sums = table[["put_in", "detected", "placed", "missed", "by_replay"]].sum()
+    sums = table[["put_in", "detected", "placed", "cause", "missed", "by_replay"]].sum()
     view.add_row("all", "", "", *map(str, sums))
     console = Console(width=200)
     with console.capture() as captured:

@@ -190,7 +190,10 @@ def _baseline(sweep: Sweep, cell: str) -> dict[str, str]:
         return {"baseline": baseline, "differs_from_baseline": f"not compared: {row['error']}", "baseline_loss": ""}
     place = "equal"
     if not row["equal"]:
-        place = f"{row['cause']}: {describe_place(row)}, rank {row['rank']}, step {row['step']}"
+        cause = "" if _missing(row["cause"]) else f"{row['cause']}: "
+        place = f"{cause}{describe_place(row)}, rank {row['rank']}, step {row['step']}"
+        if not row["repeats"]:
+            place += " (but one of the two does not repeat)"
     return {
         "baseline": baseline,
         "differs_from_baseline": place,

@@ -25,7 +25,7 @@ DIVERGENCE_COLUMNS = (
 )  # fmt: skip
 BASELINE_COLUMNS = (
     "cell", "baseline", "equal", "compared", "differing", "site", "block", "name", "phase", "kind", "cause", "rank",
-    "step", "loss_equal", "error",
+    "step", "loss_equal", "repeats", "error",
 )  # fmt: skip
 
 Cell = Mapping[str, Any]
@@ -130,7 +130,8 @@ def baseline_row(cell: Cell, trials: Trials, baseline: Cell, its_trials: Trials)
         crossed = against_baseline(own, cell["config"], other, baseline["config"])
     except (FileError, ValueError) as error:
         return {**row, "error": str(error)}
-    return {**row, **_crossed(crossed)}
+    repeats = not any(result["verdict"] == "diverged" for _, result in [*trials.values(), *its_trials.values()])
+    return {**row, **_crossed(crossed), "repeats": repeats}
 
 
 def _crossed(crossed: CrossComparison) -> dict[str, Any]:

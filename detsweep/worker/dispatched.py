@@ -129,3 +129,22 @@ def _picked(
 ) -> list[Tensor]:
     found = list(tensors_in(args[place] for place in places if place < len(args)))
     return found + list(tensors_in(kwargs[name] for name in names if name in kwargs))
+
+
+def group_of(args: tuple[Any, ...]) -> tuple[str, tuple[int, ...] | None]:
+    """The process group among a collective's arguments: a name that all ranks have for it, and its ranks if known."""
+    for argument in reversed(args):
+        if isinstance(argument, str):
+            return argument, None
+        if isinstance(argument, torch.ScriptObject) and (group := _process_group(argument)) is not None:
+            # Its description is the same on every rank, where a sub-group's name is not.
+            label = group.group_desc if group.group_desc not in ("", "undefined") else group.group_name
+            return label, tuple(dist.get_process_group_ranks(group))
+    return "unknown", None
+
+
+def _process_group(argument: Any) -> dist.ProcessGroup | None:
+    try:
+        return dist.ProcessGroup.unbox(argument)
+    except RuntimeError:
+        return None  # a reduction's kind is boxed too

@@ -24,7 +24,10 @@ from detsweep.worker.strikes import FaultMode
 
 @dataclass(frozen=True)
 class Struck:
-    """A fault as it was really put in: the place at which it is to be found first. `name` None: any of the site."""
+    """A fault as it was really put in: the place at which it is to be found first.
+
+    `name` None: any of the site; of operators and collectives it is how the record's begins.
+    """
 
     kind: str
     step: int
@@ -202,7 +205,7 @@ class Faults:
         if corrupt(local(parameter), injection):
             self._note(injection, "param", name, injection.block)
 
-    def _strike_operator(self, site: str, number: int, count: int | None, tensor: Tensor) -> bool:
+    def _strike_operator(self, site: str, number: int, count: int | None, tensor: Tensor, name: str) -> bool:
         """Called below the observer with the result of every operator of a block's forward and every collective."""
         changed = False
         for injection in self._active:
@@ -215,7 +218,7 @@ class Faults:
                     done = corrupt(tensor, injection) if tensor.is_contiguous() else False
                 changed |= done
                 if done:
-                    self._note(injection, site, None, injection.block if site == "op" else None)
+                    self._note(injection, site, name, injection.block if site == "op" else None)
 
         return changed
 

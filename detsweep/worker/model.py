@@ -43,7 +43,7 @@ class Block(nn.Module):
         super().__init__()
         model = config["model"]
         hidden, dropout = model["hidden_size"], model["dropout"]
-        self._recomputed = config["checkpointing"] == "block"
+        self.checkpointed = config["checkpointing"] == "block"
         self._preserve_rng_state = config["preserve_rng_state"]
         self.attention_norm = nn.LayerNorm(hidden)
         self.attention = Attention(hidden, model["num_heads"], seq_len=model["seq_len"], variant=model["attention"])
@@ -53,16 +53,16 @@ class Block(nn.Module):
         self.ffn_dropout = nn.Dropout(dropout) if dropout > 0 else None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        if not self._recomputed:
-            return self._inside(hidden)
+        if not self.checkpointed:
+            return self.inside(hidden)
         # To the very end, although backward may have all that it needs before: a hook of a submodule that runs on the
         # way in must be followed by the one on the way out.
         with set_checkpoint_early_stop(False):
             return checkpoint(  # type: ignore[no-any-return]
-                self._inside, hidden, use_reentrant=False, preserve_rng_state=self._preserve_rng_state
+                self.inside, hidden, use_reentrant=False, preserve_rng_state=self._preserve_rng_state
             )
 
-    def _inside(self, hidden: Tensor) -> Tensor:
+    def inside(self, hidden: Tensor) -> Tensor:
         hidden = hidden + _dropped(self.attention(self.attention_norm(hidden)), self.attention_dropout)
         return hidden + _dropped(self.ffn(self.ffn_norm(hidden)), self.ffn_dropout)
 
@@ -142,7 +142,7 @@ def compile_forwards(model: RepeatedBlockModel, config: Mapping[str, Any]) -> No
     embedding, blocks = model.embedding, cast(Iterable[Block], model.blocks)
     embedding.forward = torch.compile(embedding.forward, dynamic=dynamic)  # type: ignore[method-assign]
     for block in blocks:
-        block._inside = torch.compile(block._inside, dynamic=dynamic)  # type: ignore[method-assign]
+        block.inside = torch.compile(block.inside, dynamic=dynamic)  # type: ignore[method-assign]
     model._head = torch.compile(model._head, dynamic=dynamic)  # type: ignore[method-assign]
 
 

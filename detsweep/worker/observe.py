@@ -24,8 +24,9 @@ class Observer:
     `phase` is what part of the step the caller is in; `groups` the members of the process groups that were seen, and
     `issued` how many collectives each of them has issued in this run.
 
-    Digests stay on the device until `finish`. With `level` `off` nothing is hooked, so that what is recorded inside
-    the step is nothing; what the caller records before and after it is the same at every level.
+    What is `compiled` is not hooked inside. Digests stay on the device until `finish`. With `level` `off` nothing is
+    hooked, so that what is recorded inside the step is nothing; what the caller records before and after it is the
+    same at every level.
     """
 
     def __init__(
@@ -36,9 +37,11 @@ class Observer:
         checksum: str,
         fingerprint: Callable[[Tensor], Digest],
         progress: Progress,
+        compiled: bool = False,
     ) -> None:
         self._model = model
         self.level = level
+        self.compiled = compiled
         self._checksum = checksum
         self._fingerprint = fingerprint
         self._progress = progress

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -19,6 +17,7 @@ from detsweep.worker.dispatched import (
     NO_COLLECTIVE,
     Signature,
     delivered_by,
+    group_of,
     operator_of,
     sides,
     signature_of,
@@ -85,8 +84,11 @@ class OperatorMode(TorchDispatchMode):
         if operator in NO_COLLECTIVE:
             return func(*args, **kwargs)
         module, phase = self._position()
-        group = self._group(args)
-        name = collective_name(f"{func.namespace}.{operator}", self._observer.issued[group], group, module)
+        group, members = group_of(args)
+        if members is not None:
+            self._observer.groups[group] = members
+        name = collective_name(f"{func.namespace}.{operator}", self._observer.issued[group], group)
+        name += f" in {module}"
         self._observer.issued[group] += 1
         writes, reads = sides(func)
         sent = list(tensors_in([args[reads]])) if reads is not None else []
@@ -100,21 +102,3 @@ class OperatorMode(TorchDispatchMode):
     def _record_side(self, site: str, name: str, tensors: list[Tensor], module: str, phase: str) -> None:
         digest = self._observer.digest(tensors)
         self._observer.record(site, name, tensors[0], block=block_of(module), digest=digest, phase=phase)
-
-    def _group(self, args: tuple[Any, ...]) -> str:
-        for argument in reversed(args):
-            if isinstance(argument, str):
-                return argument
-            if isinstance(argument, torch.ScriptObject) and (group := _process_group(argument)) is not None:
-                # Its description is the same on every rank, where a sub-group's name is not.
-                label = group.group_desc if group.group_desc not in ("", "undefined") else group.group_name
-                self._observer.groups[label] = tuple(dist.get_process_group_ranks(group))
-                return label
-        return "unknown"
-
-
-def _process_group(argument: Any) -> dist.ProcessGroup | None:
-    try:
-        return dist.ProcessGroup.unbox(argument)
-    except RuntimeError:
-        return None  # a reduction's kind is boxed too

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from detsweep import capture, fingerprints, modes
 from detsweep.capture import SCHEMA, Stream
-from detsweep.compare import compare
-from detsweep.paths import TrialPaths, write_json
+from detsweep.compare import Comparison, compare
+from detsweep.paths import TrialPaths, read_json, write_json
 from detsweep.worker import model as models
 from detsweep.worker import settings, sharding
 from detsweep.worker.faults import Faults
@@ -48,30 +48,38 @@ def run_rank(
     write_json(paths.environment(rank), environment_report(rank, device))
     gc.freeze()
     gc.enable()
+    # What an earlier launch of this trial left: its records, and in the place of its result what it has to pass on.
+    earlier = read_json(paths.rank_result(rank)) if launch else {"injected": [], "groups": {}}
+    comparing = Comparing(keep=modes.trains(config))
+    comparing.add(capture.read_streams(paths.records(rank)))
     milliseconds: list[float] = []
     plain: list[float] = []
     with stress:
         warm_up(step, config["warmup"])
         for done in _runs(step, config, paths, launch):
-            streams = (run.stream for run in done.runs)
+            streams = [run.stream for run in done.runs]
             capture.write_streams(paths.records(rank), streams, world_size=spec["world_size"])
+            comparing.add(streams)
             milliseconds += [run.milliseconds for run in done.runs]
             plain += done.plain_milliseconds
     # Once more, now that every library that the step needs is loaded.
     write_json(paths.environment(rank), environment_report(rank, device))
+    seen = {
+        "injected": [*earlier["injected"], *(struck.to_json() for struck in step.faults.struck)],
+        "groups": {**earlier["groups"], **{name: list(members) for name, members in observer.groups.items()}},
+    }
     if launch + 1 < modes.launches(config):
         progress.phase("leaving the process group")
         dist.destroy_process_group()
-        return {"schema": SCHEMA, "rank": rank, "verdict": "none"}
-    result = _result(rank, capture.read_streams(paths.records(rank)), lost)
+        return {"schema": SCHEMA, "rank": rank, "verdict": "none", **seen}
+    result = _result(rank, comparing.done, lost)
     _remove_checkpoint(paths, rank, device, clean=result["verdict"] == "pass")
     progress.phase("leaving the process group")
     dist.destroy_process_group()
     return {
         **result,
+        **seen,
         "loss": float(step.loss),
-        "injected": [struck.to_json() for struck in step.faults.struck],
-        "groups": {name: list(members) for name, members in observer.groups.items()},
         "step_ms": statistics.median(milliseconds),
         "plain_step_ms": statistics.median(plain),
     }
@@ -95,7 +103,12 @@ def _prepare(
     sharding.shard(model, config, device)
     checksum, fingerprint = fingerprints.select(config["checksum"], device.type)
     observer = Observer(
-        model, level=config["observe"]["name"], checksum=checksum, fingerprint=fingerprint, progress=progress
+        model,
+        level=config["observe"]["name"],
+        checksum=checksum,
+        fingerprint=fingerprint,
+        progress=progress,
+        compiled=config["compile"],
     )
     faults = Faults(config, rank=rank, observer=observer)
     faults.attach(model)
@@ -130,10 +143,30 @@ def _runs(step: TrainingStep, config: Mapping[str, Any], paths: TrialPaths, laun
     return replay(step, steps, runs, cold=config["warmup"] == 0, plain_steps=plain_steps)
 
 
-def _result(rank: int, streams: list[Stream], lost: list[str]) -> dict[str, Any]:
+class Comparing:
+    """Compares each run with the first run of its step, as they come; keeps no stream that is not needed any more.
+
+    `keep`: first runs stay until the end, as of trajectories, whose runs come one after the other.
+    """
+
+    def __init__(self, *, keep: bool) -> None:
+        self._keep = keep
+        self._first: dict[int, Stream] = {}
+        self.done: list[Comparison] = []
+
+    def add(self, streams: Iterable[Stream]) -> None:
+        """Streams that follow those that came before."""
+        for stream in streams:
+            if stream.run == "r1":
+                if not self._keep:
+                    self._first.clear()
+                self._first[stream.step] = stream
+            else:
+                self.done.append(compare(self._first[stream.step], stream))
+
+
+def _result(rank: int, comparisons: list[Comparison], lost: list[str]) -> dict[str, Any]:
     """A rank's verdict: each of its runs against its first run of the same step."""
-    first = {stream.step: stream for stream in streams if stream.run == "r1"}
-    comparisons = [compare(first[stream.step], stream) for stream in streams if stream.run != "r1"]
     differs: Counter[str] = Counter()
     for comparison in comparisons:
         differs.update(comparison.differs)

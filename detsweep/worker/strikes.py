@@ -11,20 +11,29 @@ from torch._C._distributed_c10d import FakeWork
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from detsweep.worker.dispatched import COLLECTIVES, delivered_by, sides, signature_of
+from detsweep.causes import collective_name
+from detsweep.worker.dispatched import (
+    COLLECTIVES,
+    NO_COLLECTIVE,
+    delivered_by,
+    group_of,
+    operator_of,
+    sides,
+    signature_of,
+)
 
 
 class FaultMode(TorchDispatchMode):
     """Counts collectives, and operators in a block's forward, and shows each one's result before anyone else sees it.
 
-    `strike(site, number, count, tensor)` says whether it changed the tensor; `number` counts from 0 in this run,
-    `count` is how many the run before had (None in the first). `inside` gives the block whose forward runs. Entered
-    below an OperatorMode.
+    `strike(site, number, count, tensor, name)` says whether it changed the tensor; `number` counts from 0 in this run,
+    `count` is how many the run before had (None in the first), `name` begins as the record's does. `inside` gives the
+    block whose forward runs. Entered below whatever observes.
     """
 
     def __init__(
         self,
-        strike: Callable[[str, int, int | None, Tensor], bool],
+        strike: Callable[[str, int, int | None, Tensor, str], bool],
         inside: Callable[[], int | None],
         looking: Callable[[], bool],
     ) -> None:
@@ -34,10 +43,12 @@ class FaultMode(TorchDispatchMode):
         self._looking = looking
         self._counts: Counter[int | None] = Counter()
         self._previous: Counter[int | None] = Counter()
+        self._issued: Counter[str] = Counter()
 
     def begin(self) -> None:
         """A run begins."""
         self._previous, self._counts = self._counts or self._previous, Counter()
+        self._issued.clear()
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -48,20 +59,25 @@ class FaultMode(TorchDispatchMode):
         if types or not self._looking():
             return result
         if func.namespace in COLLECTIVES:
+            if operator_of(func) in NO_COLLECTIVE:
+                return result
+            group = group_of(args)[0]
+            name = collective_name(f"{func.namespace}.{operator_of(func)}", self._issued[group], group)
+            self._issued[group] += 1
             delivered = delivered_by(func, args, sides(func)[0], result)[:1]
-            if delivered and self._show("collective_out", None, delivered[0]) and func.namespace == "c10d":
+            if delivered and self._show("collective_out", None, delivered[0], name) and func.namespace == "c10d":
                 # gloo copies a reduce-scatter's result with each wait, and the caller waits again: it gets a work
                 # that is done. Of such only torch's own fake collectives have one to give.
                 done = FakeWork().boxed()
                 return (*result[:-1], done) if isinstance(result, (list, tuple)) else done
         elif (block := self._inside()) is not None and _is_computed(func, result):
-            self._show("op", block, result)
+            self._show("op", block, result, signature_of(func).name)
         return result
 
-    def _show(self, site: str, block: int | None, tensor: Tensor) -> bool:
+    def _show(self, site: str, block: int | None, tensor: Tensor, name: str) -> bool:
         number = self._counts[block]
         self._counts[block] += 1
-        return self._strike(site, number, self._previous[block] or None, tensor)
+        return self._strike(site, number, self._previous[block] or None, tensor, name)
 
 
 def _is_computed(func: Any, result: Any) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from detsweep.worker.model import RepeatedBlockModel
+from detsweep.worker.model import Block, RepeatedBlockModel
 from detsweep.worker.progress import Progress
 
 if TYPE_CHECKING:
@@ -33,8 +33,15 @@ class ModuleHooks:
         self._entered: list[str] = []
         self._backward_in = ROOT
         self._handles: list[RemovableHandle] = []
+        self._insides: list[tuple[Block, Any]] = []
+        self._compiled = observer.compiled
+        self._draws = any(isinstance(module, nn.Dropout) for module in model.modules())
 
     def __enter__(self) -> ModuleHooks:
+        for number, block in enumerate(cast(Iterable[Block], self._model.blocks)):
+            if block.checkpointed:
+                self._insides.append((block, vars(block).get("inside")))
+                block.inside = self._entering(f"blocks.{number}", block.inside)  # type: ignore[method-assign,assignment]
         for name, module in self._model.named_modules():
             if not name or isinstance(module, nn.ModuleList):
                 continue
@@ -42,13 +49,17 @@ class ModuleHooks:
                 self._hook(name, module, site="block")
             elif self._submodules:
                 self._hook(name, module, site="module")
-            if isinstance(module, nn.Dropout):
+            if isinstance(module, nn.Dropout) and not self._compiled:
                 self._handles.append(module.register_forward_pre_hook(self._random(name)))
         return self
 
     def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
+        for block, compiled in self._insides:
+            del block.inside
+            if compiled is not None:
+                block.inside = compiled  # type: ignore[method-assign]
 
     def position(self) -> tuple[str, str]:
         """The module in whose forward or backward execution is, and the phase that this is."""
@@ -74,6 +85,8 @@ class ModuleHooks:
 
     def _enter(self, name: str) -> Callable[..., None]:
         def hook(_: nn.Module, __: tuple[Any, ...]) -> None:
+            if self._observer.phase == "forward":
+                self._backward_in = ROOT
             self._entered.append(name)
 
         return hook
@@ -91,6 +104,8 @@ class ModuleHooks:
 
         def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
             self._progress.at_block(number)
+            if self._compiled and self._draws:
+                self._record_random(name, number, inputs[0].device)
             self._observer.record("block_pre", name, inputs[0], block=number, phase=self._forward_phase())
             self._on_gradient(inputs[0], "block_grad_in", name, leaving=True)
 
@@ -137,11 +152,27 @@ class ModuleHooks:
         block = block_of(name)
 
         def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-            device = inputs[0].device
-            state = torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device)
-            self._observer.record_random(name, state, block=block, phase=self._forward_phase())
+            self._record_random(name, block, inputs[0].device)
 
         return hook
+
+    def _record_random(self, name: str, block: int | None, device: torch.device) -> None:
+        state = torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device)
+        self._observer.record_random(name, state, block=block, phase=self._forward_phase())
+
+    def _entering(self, name: str, inside: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """What checkpointing runs again: during backward it is in the block, whose own hooks do not run again."""
+
+        def run(hidden: Tensor) -> Tensor:
+            if self._observer.phase != "backward":
+                return inside(hidden)
+            self._entered.append(name)
+            try:
+                return inside(hidden)
+            finally:
+                del self._entered[self._entered.index(name) :]
+
+        return run
 
 
 def block_of(name: str) -> int | None:

@@ -14,7 +14,7 @@ PLAIN_STEPS = 3
 
 
 def train(step: TrainingStep, steps: int, runs: int) -> Iterator[Done]:
-    """`runs` trajectories of `steps` steps, each from the state that is there now; yields one trajectory at a time.
+    """`runs` trajectories of `steps` steps, each from the state that is there now; yields step by step.
 
     A few plain steps come first, for their time alone.
     """
@@ -22,15 +22,18 @@ def train(step: TrainingStep, steps: int, runs: int) -> Iterator[Done]:
     plain = _plain(step, snapshot, steps)
     for run in range(1, runs + 1):
         snapshot.restore(random=not step.faults.drops_random_state(0, run))
-        yield Done(tuple(step.observed(number, run) for number in range(steps)), plain)
+        for number in range(steps):
+            yield Done((step.observed(number, run),), plain if number == 0 else ())
 
 
 def interrupted(step: TrainingStep, steps: int, middle: int, folder: Path) -> Iterator[Done]:
     """The first launch of mode `resume`: r1 from start to end, then r2 up to step `middle`, and its checkpoint."""
     snapshot = Snapshot.take(step.model, step.device, step.optimizer)
-    yield Done(tuple(step.observed(number, 1) for number in range(steps)), ())
+    for number in range(steps):
+        yield Done((step.observed(number, 1),), ())
     snapshot.restore()
-    yield Done(tuple(step.observed(number, 2) for number in range(middle)), ())
+    for number in range(middle):
+        yield Done((step.observed(number, 2),), ())
     assert step.optimizer is not None
     step.progress.phase("saving a checkpoint")
     checkpoint.save(folder, step.model, step.optimizer, step.device, next_step=middle)
@@ -45,7 +48,8 @@ def resumed(step: TrainingStep, steps: int, middle: int, folder: Path) -> Iterat
     first = checkpoint.load(folder, step.model, step.optimizer, step.device, random=with_random)
     if first != middle:
         raise RuntimeError(f"the checkpoint is of step {first}, {middle} was saved")
-    yield Done(tuple(step.observed(number, 2) for number in range(middle, steps)), plain)
+    for number in range(middle, steps):
+        yield Done((step.observed(number, 2),), plain if number == middle else ())
 
 
 def _plain(step: TrainingStep, snapshot: Snapshot, steps: int) -> tuple[float, ...]:
