@@ -394,13 +394,14 @@ def test_tensors_are_found_in_nested_lists() -> None:
 
 # --- faults below the observer ---------------------------------------------------------------------------------------
 
+Strike = Callable[[str, int, int | None, Tensor, str], bool]
 Shown = tuple[str, int, int | None]
 
 
-def _struck_at(number: int, shown: list[Shown], site: str = "op") -> Callable[[str, int, int | None, Tensor], bool]:
+def _struck_at(number: int, shown: list[Shown], site: str = "op") -> Strike:
     """Zero the tensor of one number, and keep what was shown."""
 
-    def strike(kind: str, place: int, count: int | None, tensor: Tensor) -> bool:
+    def strike(kind: str, place: int, count: int | None, tensor: Tensor, name: str) -> bool:
         shown.append((kind, place, count))
         if (kind, place) == (site, number):
             tensor.zero_()
@@ -410,9 +411,7 @@ def _struck_at(number: int, shown: list[Shown], site: str = "op") -> Callable[[s
     return strike
 
 
-def _fault_mode(
-    strike: Callable[[str, int, int | None, Tensor], bool], block: int | None = 0, looking: bool = True
-) -> FaultMode:
+def _fault_mode(strike: Strike, block: int | None = 0, looking: bool = True) -> FaultMode:
     mode = FaultMode(strike, lambda: block, lambda: looking)
     mode.begin()
     return mode

@@ -274,7 +274,7 @@ def test_trajectories_train_and_repeat(rank: Rank, trial: TrialPaths) -> None:
 
 def test_the_first_of_two_launches_leaves_a_checkpoint_and_no_result(rank: Rank, trial: TrialPaths) -> None:
     result = rank(*RESUME)
-    assert result == {"schema": SCHEMA, "rank": 0, "verdict": "none"}
+    assert result == {"schema": SCHEMA, "rank": 0, "verdict": "none", "injected": [], "groups": {}}
     assert trial.checkpoint.is_dir()
     assert [(one.step, one.run) for one in _streams(trial)] == [
         *((step, "r1") for step in range(4)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from detsweep.capture import Stream
 from detsweep.fingerprints import local
-from detsweep.worker.replay import warm_up
+from detsweep.worker.replay import Done, warm_up
 from detsweep.worker.step import TrainingStep
 from detsweep.worker.train import PLAIN_STEPS, interrupted, resumed, train
 from tests.support import one_rank, prepared
@@ -38,11 +38,20 @@ def _before(stream: Stream, site: str) -> list[int]:
     return [one.digest for one in stream.records if (one.site, one.phase) == (site, "before")]
 
 
+def _trajectories(done: Iterable[Done]) -> list[list[Stream]]:
+    """The streams of each run, in order."""
+    runs: dict[str, list[Stream]] = {}
+    for one in done:
+        for run in one.runs:
+            runs.setdefault(run.stream.run, []).append(run.stream)
+    return list(runs.values())
+
+
 @pytest.mark.parametrize("overrides", [(), ("optimizer=sgd",), ("accum=2", "clip=0.5"), ("experts=2",)], ids=str)
 def test_trajectories_from_one_state_are_equal(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     step = prepared(tmp_path, "mode=train", *CELL, *overrides)
     warm_up(step, 1)
-    first, *others = ([run.stream for run in done.runs] for done in train(step, 4, 3))
+    first, *others = _trajectories(train(step, 4, 3))
     assert [(stream.step, stream.run) for stream in first] == [(number, "r1") for number in range(4)]
     assert len(others) == 2
     for other in others:
@@ -51,8 +60,7 @@ def test_trajectories_from_one_state_are_equal(tmp_path: Path, overrides: tuple[
 
 def test_every_step_of_a_trajectory_starts_where_the_last_one_ended(tmp_path: Path) -> None:
     step = prepared(tmp_path, "mode=train", *CELL)
-    (done,) = train(step, 4, 1)
-    streams = [run.stream for run in done.runs]
+    (streams,) = _trajectories(train(step, 4, 1))
     for one, other in pairwise(streams):
         for site in ("param", "optim", "rng"):
             assert _after(one, site) == _before(other, site)
@@ -79,16 +87,19 @@ def test_a_few_plain_steps_come_first_and_leave_nothing(tmp_path: Path, steps: i
     step, other = (prepared(tmp_path, "mode=train", *CELL) for _ in range(2))
     state = torch.get_rng_state()
     done = list(train(step, steps, 2))
-    assert {len(one.plain_milliseconds) for one in done} == {min(PLAIN_STEPS, steps)}
+    # Step by step, so that nothing is lost of a trajectory that is cut off; their time is told once in each.
+    assert [len(one.runs) for one in done] == [1] * (2 * steps)
+    told = [len(one.plain_milliseconds) for one in done]
+    assert told == [*(min(PLAIN_STEPS, steps) if number == 0 else 0 for number in range(steps))] * 2
     assert all(milliseconds > 0 for one in done for milliseconds in one.plain_milliseconds)
     torch.set_rng_state(state)
     direct = [other.observed(number, 1).stream for number in range(steps)]
-    assert [stream.records for stream in direct] == [run.stream.records for run in done[0].runs]
+    assert [stream.records for stream in direct] == [stream.records for stream in _trajectories(done)[0]]
 
 
 def test_a_fault_parts_trajectories_from_its_step_on(tmp_path: Path) -> None:
     step = prepared(tmp_path, "mode=train", *CELL, "fault=bit_flip", "fault.step=1", "steps=3", "fault.bit=14")
-    one, other = ([run.stream for run in done.runs] for done in train(step, 3, 2))
+    one, other = _trajectories(train(step, 3, 2))
     assert [a.records == b.records for a, b in zip(one, other, strict=True)] == [True, False, False]
     assert _before(one[2], "param") != _before(other[2], "param")
 
@@ -109,6 +120,7 @@ def _broken(folder: Path, steps: int, middle: int, *overrides: str) -> list[Stre
     first = prepared(folder, *cell)
     warm_up(first, 1)
     done = list(interrupted(first, steps, middle, folder / "checkpoint"))
+    before = len(done)
     torch.manual_seed(99)
     second = prepared(folder, *cell)
     with torch.no_grad():
@@ -116,7 +128,7 @@ def _broken(folder: Path, steps: int, middle: int, *overrides: str) -> list[Stre
             local(parameter).zero_()
     warm_up(second, 1)
     done += resumed(second, steps, middle, folder / "checkpoint")
-    assert done[-1].plain_milliseconds
+    assert done[before].plain_milliseconds
     return [run.stream for one in done for run in one.runs]
 
 
