@@ -54,6 +54,7 @@ class _Scene:
 
     ranks: Mapping[int, _Rank]
     level: str
+    collectives: bool
     groups: Groups
     before: Mapping[int, Stream]
     restored: bool
@@ -83,19 +84,21 @@ def attribute(
         for rank, (reference, other) in pairs.items()
         if (found := tuple(differences(reference, other, aligned=aligned)))
     }
-    scene = _Scene(ranks, level, groups or {}, before or {}, restored)
+    # Programs that need not do the same have no collective in common.
+    scene = _Scene(ranks, level, aligned and level in ("collective", "op"), groups or {}, before or {}, restored)
     return {rank: _attributed(own, scene) for rank, own in ranks.items()}
 
 
 def _attributed(own: _Rank, scene: _Scene) -> Divergence:
     divergence = described(own.stream, own.first, own.reference)
     if own.first.partner is not None and own.first.partner.digest == NO_MAJORITY:
-        return divergence  # who is wrong cannot be told, and with it not how
-    if own.rank in scene.before and _left_so(own.first.record, scene.before[own.rank]):
+        # Who is wrong cannot be told, and with it not how.
+        return replace(divergence, kind="tie")
+    if own.rank in scene.before and own.first.kind == "value" and _left_so(own.first.record, scene.before[own.rank]):
         return replace(divergence, cause="earlier")
     origin = _origin(own, scene)
     if origin is not None:
-        closer = None if scene.level in ("collective", "op") else "collective"
+        closer = None if scene.collectives else "collective"
         return replace(divergence, cause="upstream", origin=origin, closer=closer)
     cause = _direct(own.first, own.stream, scene.level, scene.restored)
     return replace(divergence, cause=cause, closer=_closer(cause, scene.level))
@@ -120,16 +123,16 @@ def _origin(own: _Rank, scene: _Scene) -> int | None:
         if further is None:
             break
         sender = further
-    return sender.rank
+    return None if sender.rank == own.rank else sender.rank
 
 
 def _sender(own: _Rank, scene: _Scene) -> _Rank | None:
     """The rank from which this one received what differs first; None where it did not receive it."""
     record = own.first.record
-    if own.first.kind in ("sequence", "layout"):
+    if own.first.kind in ("sequence", "layout") or record.phase == "before" or record.site in ("rng", "input"):
         return None
     others = [other for other in scene.ranks.values() if other.rank != own.rank]
-    if scene.level in ("collective", "op"):
+    if scene.collectives:
         if record.site != "collective_out":
             return None
         members = scene.groups.get(own.rank, {}).get(group_of(record.name))
@@ -137,7 +140,7 @@ def _sender(own: _Rank, scene: _Scene) -> _Rank | None:
         senders = [o for o in others if (members is None or o.rank in members) and sent in o.sent]
     else:
         # What other ranks did reaches this one through all-gathers of parameters and reductions of gradients only.
-        received = record.site in _REDUCED and record.phase != "before"
+        received = record.site in _REDUCED
         senders = [
             other
             for other in others

@@ -19,7 +19,8 @@ class Divergence:
     """The first record at which a stream parts from its reference.
 
     `kind`: `value` (other bits), `inputs` (an operator read other bits and wrote the same), `layout` (another shape
-    or dtype) or `sequence` (a record that the other stream does not have at this place).
+    or dtype), `sequence` (a record that the other stream does not have at this place) or `tie` (ranks differ, and no
+    value has a majority).
     `reference`: what it parts from: a run, the ranks' vote, or another trial. `cause`: one of causes.CAUSES.
     `origin`: of an upstream divergence the rank that started it. `closer`: the level of observation that would say
     more, None where there is nothing more to say.
@@ -137,19 +138,13 @@ def vote(streams: Mapping[int, Stream], comparable: Callable[[Record], bool]) ->
     if 2 * votes <= len(own):
         return _undecided(own)
     base = next(stream for stream in own.values() if stream.order_bits() == order)
-    ballots: dict[Key, Counter[tuple[Any, ...]]] = {key: Counter() for key, _ in keyed(base)}
+    ballots: dict[Key, list[Record]] = {key: [record] for key, record in keyed(base)}
     for stream in own.values():
         for key, record in keyed(stream):
-            if key in ballots:
-                ballots[key][_content(record)] += 1
-    elected = []
-    for key, record in keyed(base):
-        content, votes = ballots[key].most_common(1)[0]
-        shape, dtype, digest, inputs = content
-        if 2 * votes <= len(own):
-            digest = NO_MAJORITY
-        elected.append(replace(record, shape=shape, dtype=dtype, digest=digest, inputs=inputs))
-    return {rank: (replace(stream, records=tuple(elected), run="vote"), stream) for rank, stream in own.items()}
+            if stream is not base and key in ballots:
+                ballots[key].append(record)
+    elected = tuple(_elected(records) for records in ballots.values())
+    return {rank: (replace(stream, records=elected, run="vote"), stream) for rank, stream in own.items()}
 
 
 def _undecided(own: Mapping[int, Stream]) -> dict[int, tuple[Stream, Stream]]:
@@ -157,12 +152,24 @@ def _undecided(own: Mapping[int, Stream]) -> dict[int, tuple[Stream, Stream]]:
     orders = [[key for key, _ in keyed(stream)] for stream in own.values()]
     shortest = min(len(order) for order in orders)
     parted = next((n for n in range(shortest) if len({order[n] for order in orders}) > 1), shortest)
+    common = [_elected([stream.records[place] for stream in own.values()]) for place in range(parted)]
     pairs = {}
     for rank, stream in own.items():
+        # Of a rank that ends here its last record stands for the place.
         place = min(parted, len(stream.records) - 1)
-        records = (*stream.records[:place], replace(stream.records[place], digest=NO_MAJORITY))
+        tied = (replace(record, digest=NO_MAJORITY) for record in stream.records[place : place + 1])
+        records = (*common[:place], *tied)
         pairs[rank] = (replace(stream, records=records, run="vote"), stream)
     return pairs
+
+
+def _elected(records: list[Record]) -> Record:
+    """What most ranks have at one place, NO_MAJORITY where there is none."""
+    content, votes = Counter(_content(record) for record in records).most_common(1)[0]
+    shape, dtype, digest, inputs = content
+    if 2 * votes <= len(records):
+        digest = NO_MAJORITY
+    return replace(records[0], shape=shape, dtype=dtype, digest=digest, inputs=inputs)
 
 
 def keyed(stream: Stream) -> Iterator[tuple[Key, Record]]:

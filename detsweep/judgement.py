@@ -103,7 +103,7 @@ def _lockstep(
         merged.append(
             {
                 **result,
-                "divergences": _json(sorted([*found.get(number, []), *alone], key=lambda d: (d.step, d.run))),
+                "divergences": _json(sorted([*found.get(number, []), *alone], key=lambda d: (d.step, _number(d.run)))),
                 "replay_divergences": _json(replayed.get(number, [])),
                 "differs": dict(differs[number]),
             }
@@ -114,9 +114,9 @@ def _lockstep(
 def _ties(config: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if config["mode"]["name"] != "lockstep":
         return
-    tied = [d for rank in ranks for d in rank["divergences"] if d["reference"] == "vote" and d["cause"] is None]
+    tied = [d for rank in ranks for d in rank["divergences"] if d["kind"] == "tie"]
     if tied:
-        first = min(tied, key=lambda d: (d["step"], d["run"], d["seq"]))
+        first = min(tied, key=lambda d: (d["step"], _number(d["run"]), d["seq"]))
         yield (
             f"ranks differ at {first['site']} {first['name']}, step {first['step']} {first['run']}, and no value has a "
             f"majority: which rank is wrong is not known (with world.nproc_per_node=3 or more it can be voted on)"
@@ -126,9 +126,7 @@ def _ties(config: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> Iter
 def _loss(
     config: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]], streams: Mapping[int, Streams]
 ) -> dict[str, int | None]:
-    diverged = sorted(
-        {(d["step"], d["run"]) for rank in ranks for d in rank["divergences"]}, key=lambda d: (d[1], d[0])
-    )
+    diverged = sorted(diverged_runs(ranks), key=lambda place: (_number(place[1]), place[0]))
     noticed = [place for place in diverged if _loss_differs(config, streams, *place)]
     loss: dict[str, int | None] = {"differs": len(noticed), "of": len(diverged)}
     if modes.trains(config) and diverged:
@@ -136,6 +134,10 @@ def _loss(
         first, run = diverged[0]
         loss["steps_later"] = next((step - first for step, other in noticed if other == run), None)
     return loss
+
+
+def _number(run: str) -> int:
+    return int(run.removeprefix("r"))
 
 
 def _loss_differs(config: Mapping[str, Any], streams: Mapping[int, Streams], step: int, run: str) -> bool:

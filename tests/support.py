@@ -27,8 +27,9 @@ from detsweep.paths import SweepPaths, TrialPaths, conf_dir, write_json
 from detsweep.plan import Cell, Plan, make_plan
 from detsweep.worker.faults import Struck
 from detsweep.worker.progress import Progress
+from detsweep.worker.rank import Comparing
 from detsweep.worker.rank import _prepare as prepare_rank
-from detsweep.worker.rank import _result as rank_result
+from detsweep.worker.rank import _result as result_of_comparisons
 from detsweep.worker.snapshot import RandomState
 from detsweep.worker.step import TrainingStep
 
@@ -126,6 +127,13 @@ def full_stream(rank: int, step: int, run: int, *, differs_from: int | None = No
     return Stream(rank, step, f"r{run}", "xxh3", tuple(records))
 
 
+def rank_result(rank: int, streams: Sequence[Stream], lost: Sequence[str]) -> dict[str, Any]:
+    """What a rank says of its own streams."""
+    comparing = Comparing(keep=True)
+    comparing.add(streams)
+    return result_of_comparisons(rank, comparing.done, list(lost))
+
+
 def write_rank(
     trial: TrialPaths,
     spec: Mapping[str, Any],
@@ -143,7 +151,7 @@ def write_rank(
     streams = [full_stream(rank, *place, differs_from=(differs or {}).get(place)) for place in places]
     write_streams(trial.records(rank), streams, world_size=spec["world_size"])
     also = {"loss": 6.25, "groups": {}, "step_ms": milliseconds, "plain_step_ms": plain_milliseconds}
-    own = {**rank_result(rank, streams, list(lost)), **also, "injected": list(injected)}
+    own = {**rank_result(rank, streams, lost), **also, "injected": list(injected)}
     write_json(trial.rank_result(rank), own)
 
 

@@ -13,8 +13,8 @@ from detsweep.causes import CAUSES, attribute, collective_name, group_of
 from detsweep.compare import Divergence
 from tests.support import record, stream_of
 
-GATHER = collective_name("c10d._allgather_base_", 0, "mesh", "blocks.0")
-REDUCE = collective_name("c10d._reduce_scatter_base_", 1, "mesh", "blocks.0")
+GATHER = f"{collective_name('c10d._allgather_base_', 0, 'mesh')} in blocks.0"
+REDUCE = f"{collective_name('c10d._reduce_scatter_base_', 1, 'mesh')} in blocks.0"
 STEP = (
     record("rng", "torch", phase="before"),
     record("input", "input_ids", phase="before"),
@@ -68,14 +68,15 @@ def _pair(records: Sequence[Record], *places: Place) -> tuple[Stream, Stream]:
     return stream_of(records), stream_of(_with(records, *places), run="r2")
 
 
+def _of(rank: int, reference: Stream, other: Stream) -> tuple[Stream, Stream]:
+    return replace(reference, rank=rank), replace(other, rank=rank)
+
+
 def _attributed(
     records: Sequence[Record], places: Mapping[int, Sequence[Place]], level: str = "block", **options: Any
 ) -> dict[int, Divergence]:
     """What three ranks diverge by, where these ranks differ at these places."""
-    pairs = {}
-    for rank in range(3):
-        reference, other = _pair(records, *places.get(rank, ()))
-        pairs[rank] = (replace(reference, rank=rank), replace(other, rank=rank))
+    pairs = {rank: _of(rank, *_pair(records, *places.get(rank, ()))) for rank in range(3)}
     return attribute(pairs, level=level, **options)
 
 
@@ -141,19 +142,41 @@ def test_state_and_data_name_their_cause_at_every_level(
         ("block_pre", "forward"),
         ("block_post", "forward"),
         ("logits", "forward"),
+        ("loss", "forward"),
         ("block_grad_out", "backward"),
         ("block_grad_in", "backward"),
-        ("grad", "backward"),
-        ("global", "backward"),
     ],
     ids=str,
 )
 def test_other_bits_inside_a_step_are_computed_and_operators_say_more(place: Place, level: str) -> None:
-    assert _only(REPLAYED, place, level=level) == ("compute", "op")
+    # Where nothing inside was looked at, a loss that differs may be whatever the step did before it.
+    assert _only(REPLAYED, place, level=level) == (None if level == "off" else "compute", "op")
 
 
-def test_of_a_loss_no_level_says_more() -> None:
-    assert _only(REPLAYED, ("loss", "forward")) == ("compute", None)
+@pytest.mark.parametrize(
+    ("level", "cause"), [("off", None), ("block", None), ("module", None), ("collective", "compute")]
+)
+@pytest.mark.parametrize("place", [("grad", "backward"), ("global", "backward")], ids=str)
+def test_what_is_left_of_a_reduction_has_no_cause_where_no_collective_was_seen(
+    place: Place, level: str, cause: str | None
+) -> None:
+    assert _only(REPLAYED, place, level=level) == (cause, "op")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("place", [("input", "before"), ("block_post", "forward"), ("grad", "backward")], ids=str)
+@pytest.mark.parametrize("change", [{"shape": (6,)}, {"dtype": "bfloat16"}], ids=str)
+def test_another_layout_is_another_program(change: dict[str, Any], place: Place, level: str) -> None:
+    other = [replace(r, **change) if (r.site, r.phase) == place else r for r in REPLAYED]
+    (found,) = attribute({0: (stream_of(REPLAYED), stream_of(other, run="r2"))}, level=level).values()
+    assert (found.site, found.kind, found.cause, found.closer) == (place[0], "layout", "sequence", None)
+
+
+def test_another_layout_is_received_from_nobody() -> None:
+    own = [replace(r, shape=(6,)) if r.site == "grad" else r for r in REPLAYED]
+    pairs = {0: (stream_of(REPLAYED), stream_of(own, run="r2")), 1: _pair(REPLAYED, ("block_post", "forward"))}
+    found = attribute({rank: _of(rank, *pair) for rank, pair in pairs.items()}, level="block")
+    assert (found[0].cause, found[0].origin) == ("sequence", None)
 
 
 @pytest.mark.parametrize("place", [("param", "before"), ("rng", "before"), ("input", "before"), ("buffer", "before")])
@@ -213,7 +236,7 @@ def test_reduced_gradients_bring_the_divergence_of_another_rank(level: str) -> N
     found = _attributed(REPLAYED, {0: [reduced], 1: [own, reduced], 2: [reduced]}, level)
     assert {rank: (d.cause, d.origin, d.closer) for rank, d in found.items()} == {
         0: ("upstream", 1, "collective"),
-        1: ("compute", None, "op"),
+        1: (None if level == "off" else "compute", None, "op"),
         2: ("upstream", 1, "collective"),
     }
 
@@ -243,8 +266,14 @@ def test_the_state_before_a_step_comes_from_no_other_rank_of_this_step() -> None
 
 
 def test_ranks_that_differ_at_one_place_started_together() -> None:
-    found = _attributed(REPLAYED, {0: [("grad", "backward")], 1: [("grad", "backward")]})
+    place = ("block_grad_out", "backward")
+    found = _attributed(REPLAYED, {0: [place], 1: [place]})
     assert {rank: (d.cause, d.origin) for rank, d in found.items()} == {0: ("compute", None), 1: ("compute", None)}
+
+
+def test_of_ranks_that_all_differ_by_what_was_reduced_none_is_named() -> None:
+    found = _attributed(REPLAYED, {rank: [("grad", "backward")] for rank in range(3)})
+    assert {(d.cause, d.origin, d.closer) for d in found.values()} == {(None, None, "op")}
 
 
 def test_the_origin_is_the_rank_that_differed_first_of_all() -> None:
@@ -257,7 +286,7 @@ def test_the_origin_is_the_rank_that_differed_first_of_all() -> None:
 def test_a_broken_sequence_is_received_from_nobody() -> None:
     early = _pair(REPLAYED, ("block_post", "forward"))
     late = stream_of(REPLAYED), stream_of(REPLAYED[:-2], run="r2")
-    found = attribute({0: early, 1: (replace(late[0], rank=1), replace(late[1], rank=1))}, level="block")
+    found = attribute({0: early, 1: _of(1, *late)}, level="block")
     assert (found[1].cause, found[1].origin) == ("sequence", None)
 
 
@@ -320,12 +349,172 @@ def test_what_this_rank_itself_sent_is_no_excuse() -> None:
     assert (found[0].site, found[0].cause, found[0].origin) == ("collective_in", "compute", None)
 
 
+# --- from rank to rank to rank ---------------------------------------------------------------------------------------
+
+# Two copies of the model on two ranks each: gradients are reduced within a copy first, and then between the copies.
+COPIES = {
+    rank: {"shard": (0, 1) if rank < 2 else (2, 3), "replicate": (0, 2) if rank % 2 == 0 else (1, 3)}
+    for rank in range(4)
+}
+SCATTER = f"{collective_name('c10d._reduce_scatter_base_', 0, 'shard')} in blocks.0"
+REDUCE_ALL = f"{collective_name('c10d.allreduce_', 0, 'replicate')} in blocks.0"
+TWICE_REDUCED = (
+    record("block_post", "blocks.0", block=0),
+    record("collective_in", SCATTER, phase="backward"),
+    record("collective_out", SCATTER, phase="backward"),
+    record("collective_in", REDUCE_ALL, phase="backward"),
+    record("collective_out", REDUCE_ALL, phase="backward"),
+    record("grad", "w", phase="backward"),
+)
+
+
+def _changed(places: Sequence[tuple[str, str]], records: Sequence[Record] = TWICE_REDUCED) -> tuple[Stream, Stream]:
+    """A rank's reference, and its second run that differs at these sites and names."""
+    other = [replace(r, digest=99) if (r.site, r.name) in places else r for r in records]
+    return stream_of(records), stream_of(other, run="r2")
+
+
+def _reduced_twice(*starters: int) -> dict[int, tuple[Stream, Stream]]:
+    """What four ranks saw where these ranks computed other bits."""
+    first = [("block_post", "blocks.0"), ("collective_in", SCATTER)]
+    scattered, final = [("collective_out", SCATTER), ("collective_in", REDUCE_ALL)], [("collective_out", REDUCE_ALL)]
+    pairs = {}
+    for rank in range(4):
+        reached = any(starter in COPIES[rank]["shard"] for starter in starters)
+        places = [*(first if rank in starters else ()), *(scattered if reached else ()), *final, ("grad", "w")]
+        pairs[rank] = _of(rank, *_changed(places))
+    return pairs
+
+
+@pytest.mark.parametrize("starter", range(4))
+@pytest.mark.parametrize(("level", "cause"), [("collective", "compute"), ("op", "memory")])
+def test_the_origin_is_the_rank_that_started_it_and_not_the_one_that_passed_it_on(
+    starter: int, level: str, cause: str
+) -> None:
+    found = attribute(_reduced_twice(starter), level=level, groups=COPIES)
+    assert found.pop(starter).cause == cause
+    assert {rank: (d.cause, d.origin) for rank, d in found.items()} == dict.fromkeys(found, ("upstream", starter))
+    # Of the other copy one rank has no group in common with the starter.
+    assert len(found) == 3
+
+
+def test_where_two_ranks_started_each_copy_names_its_own() -> None:
+    found = attribute(_reduced_twice(1, 2), level="collective", groups=COPIES)
+    assert {rank: d.origin for rank, d in found.items()} == {0: 1, 1: None, 2: None, 3: 2}
+
+
+def test_a_rank_whose_own_collective_failed_is_an_origin_too() -> None:
+    pairs = {
+        2: _changed([("collective_out", SCATTER), ("collective_in", REDUCE_ALL), ("collective_out", REDUCE_ALL)]),
+        0: _changed([("collective_out", REDUCE_ALL)]),
+    }
+    found = attribute({rank: _of(rank, *pair) for rank, pair in pairs.items()}, level="collective", groups=COPIES)
+    assert {rank: (d.cause, d.origin) for rank, d in found.items()} == {2: ("collective", None), 0: ("upstream", 2)}
+
+
+def test_ranks_that_only_ever_received_from_each_other_have_an_end() -> None:
+    # No program does this: each of three ranks first got what another had first got from the next.
+    names = [f"{collective_name('c10d.allreduce_', number, 'all')} in blocks.0" for number in range(3)]
+    pairs = {}
+    for rank in range(3):
+        got, sent = names[rank], names[(rank + 1) % 3]
+        rows = [record("collective_out", got), record("collective_in", sent)]
+        pairs[rank] = _of(rank, *_changed([("collective_out", got), ("collective_in", sent)], rows))
+    groups = {rank: {"all": (0, 1, 2)} for rank in range(3)}
+    found = attribute(pairs, level="collective", groups=groups)
+    assert {rank: (d.cause, d.origin) for rank, d in found.items()} == dict.fromkeys(range(3), ("collective", None))
+
+
+def test_without_collectives_too_the_origin_is_the_rank_that_started_it() -> None:
+    # What rank 0 got of the parameters went on by its gradients to rank 2.
+    places = {
+        0: [("block_post", "forward"), ("grad", "backward")],
+        1: [("param", "before"), ("block_post", "forward")],
+        2: [("grad", "backward")],
+    }
+    found = _attributed(REPLAYED, places)
+    assert {rank: (d.cause, d.origin) for rank, d in found.items()} == {
+        0: ("upstream", 1),
+        1: ("memory", None),
+        2: ("upstream", 1),
+    }
+
+
+# --- what the step before left ---------------------------------------------------------------------------------------
+
+
+def _left(**digests: int) -> dict[int, Stream]:
+    """Of every rank what it had after the step before; of records that `digests` names other bits than ever."""
+    after = [record(r.site, r.name, digests.get(r.name, 1), phase="after") for r in TRAINED if r.phase == "before"]
+    state = [*after, record("optim", "w.exp_avg", digests.get("m", 1), phase="after")]
+    return {rank: stream_of([*TRAINED[4:16], *state], rank=rank) for rank in range(3)}
+
+
+@pytest.mark.parametrize("restored", [False, True])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("site", "name"), [("param", "w"), ("buffer", "b"), ("rng", "torch")])
+def test_what_a_step_starts_from_is_what_the_step_before_left(site: str, name: str, level: str, restored: bool) -> None:
+    found = _attributed(TRAINED, {1: [(site, "before")]}, level, before=_left(**{name: 99}), restored=restored)
+    assert {rank: (d.site, d.cause, d.origin, d.closer) for rank, d in found.items()} == {
+        1: (site, "earlier", None, None)
+    }
+
+
+@pytest.mark.parametrize(
+    ("site", "restored", "cause"),
+    [
+        ("param", True, "checkpoint"),
+        ("rng", True, "checkpoint"),
+        ("buffer", True, "checkpoint"),
+        ("param", False, "memory"),
+        ("rng", False, "rng"),
+    ],
+)
+@pytest.mark.parametrize("left", [1, 98], ids=["as ever", "other bits"])
+def test_what_the_step_before_did_not_leave_has_another_cause(left: int, site: str, restored: bool, cause: str) -> None:
+    # Whatever it left, it is not what this step has.
+    before = _left(w=left, torch=left, b=left)
+    found = _attributed(TRAINED, {1: [(site, "before")]}, before=before, restored=restored)
+    assert found[1].cause == cause
+
+
+def test_each_rank_is_held_against_what_it_itself_left() -> None:
+    before = {0: _left()[0], 1: _left(w=99)[1]}
+    places = {rank: [("param", "before")] for rank in range(3)}
+    found = _attributed(TRAINED, places, before=before, restored=True)
+    assert {rank: d.cause for rank, d in found.items()} == {0: "checkpoint", 1: "earlier", 2: "checkpoint"}
+
+
+def test_only_the_same_state_is_what_was_left() -> None:
+    # The bits are there, but of another parameter, and of the same one inside the step.
+    left = [record("param", "v", 99, phase="after"), record("buffer", "w", 99, phase="after")]
+    before = {1: stream_of([record("param", "w", 99, phase="before"), *left])}
+    assert _attributed(TRAINED, {1: [("param", "before")]}, before=before)[1].cause == "memory"
+
+
+@pytest.mark.parametrize(
+    ("place", "cause"), [(("block_post", "forward"), "compute"), (("optim", "after"), "optimizer")], ids=str
+)
+def test_what_a_step_does_itself_was_not_left_by_another(place: Place, cause: str) -> None:
+    assert _attributed(TRAINED, {1: [place]}, before=_left(w=99, m=99))[1].cause == cause
+
+
+def test_a_rank_that_goes_on_with_what_it_had_is_still_an_origin() -> None:
+    places = {0: [("block_post", "forward")], 1: [("param", "before"), ("block_post", "forward")]}
+    found = _attributed(TRAINED, places, before=_left(w=99))
+    assert {rank: (d.cause, d.origin) for rank, d in found.items()} == {0: ("upstream", 1), 1: ("earlier", None)}
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("group", ["mesh", "mesh_shard", "0", "mesh dim 1"])
 def test_a_collectives_name_holds_its_group(group: str) -> None:
-    assert group_of(collective_name("c10d.allreduce_", 12, group, "blocks.0.ffn")) == group
+    name = collective_name("c10d.allreduce_", 12, group)
+    assert (group_of(name), group_of(f"{name} in blocks.0.ffn")) == (group, group)
 
 
 def test_every_cause_has_its_words() -> None:
-    expected = "input rng compute collective upstream optimizer sequence checkpoint memory"
+    expected = "input rng compute collective upstream optimizer sequence checkpoint memory earlier"
     assert list(CAUSES) == expected.split()
     assert all(CAUSES.values())

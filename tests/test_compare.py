@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from detsweep.capture import Record, Stream
+from detsweep.causes import attribute
 from detsweep.compare import (
     NO_MAJORITY,
     Comparison,
@@ -136,25 +137,52 @@ def _renumbered(other: Stream, *names: str) -> Stream:
     return stream_of([by_name[name] for name in names], run="r2")
 
 
-def test_a_missing_record_breaks_the_sequence_where_the_next_one_stands() -> None:
-    other = _renumbered(_other(), "torch", "input_ids", "blocks.1", "loss", "a.weight")
+NAMES = tuple(one.name for one in _reference().records)
+
+
+@pytest.mark.parametrize("place", range(len(NAMES)))
+def test_a_missing_record_is_named_itself_at_the_place_where_it_is_not(place: int) -> None:
+    other = _renumbered(_other(), *NAMES[:place], *NAMES[place + 1 :])
     comparison = compare(_reference(), other)
     first = _first(comparison)
-    assert (first.seq, first.name, first.kind) == (2, "blocks.1", "sequence")
+    assert (first.seq, first.name, first.kind, first.run) == (place, NAMES[place], "sequence", "r2")
     assert comparison.differs == {"sequence": 1}
     assert comparison.compared == 5
+
+
+@pytest.mark.parametrize("place", range(len(NAMES) + 1))
+def test_an_added_record_is_named_itself(place: int) -> None:
+    extra = replace(_reference().records[0], name="b.weight")
+    other = _renumbered(stream_of([extra]), *NAMES[:place], "b.weight", *NAMES[place:])
+    comparison = compare(_reference(), other)
+    first = _first(comparison)
+    assert (first.seq, first.name, first.kind) == (place, "b.weight", "sequence")
+    assert (comparison.differs, comparison.compared) == ({"sequence": 1}, 6)
+
+
+def test_of_several_missing_records_the_first_is_named_where_the_gap_is() -> None:
+    other = _renumbered(_other(), "torch", "input_ids", "loss", "a.weight")
+    first = _first(compare(_reference(), other))
+    assert (first.seq, first.name, first.block) == (2, "blocks.0", None)
+
+
+def test_a_missing_turn_of_a_repeated_name_is_where_the_other_stream_has_one_less() -> None:
+    reference = stream(("op", "mm", 1), ("op", "mm", 1), ("op", "add", 1))
+    first = _first(compare(reference, stream(("op", "mm", 1), ("op", "add", 1), run="r2")))
+    assert (first.seq, first.name, first.kind) == (1, "mm", "sequence")
+
+
+def test_a_record_in_the_place_of_another_is_an_added_one() -> None:
+    extra = replace(_reference().records[0], name="b.weight")
+    other = _renumbered(stream_of([extra]), "torch", "input_ids", "b.weight", "blocks.1", "loss", "a.weight")
+    first = _first(compare(_reference(), other))
+    assert (first.seq, first.name, first.kind) == (2, "b.weight", "sequence")
 
 
 def test_a_missing_last_record_is_named_itself() -> None:
     other = replace(_other(), records=_other().records[:-1])
     first = _first(compare(_reference(), other))
     assert (first.seq, first.site, first.name, first.kind, first.run) == (5, "grad", "a.weight", "sequence", "r2")
-
-
-def test_an_added_last_record_is_named_itself() -> None:
-    extra = replace(_reference().records[-1], seq=6, name="b.weight")
-    first = _first(compare(_reference(), replace(_other(), records=(*_other().records, extra))))
-    assert (first.seq, first.name, first.kind) == (6, "b.weight", "sequence")
 
 
 def test_reordered_records_with_equal_bits_are_a_finding_of_their_own() -> None:
@@ -164,6 +192,26 @@ def test_reordered_records_with_equal_bits_are_a_finding_of_their_own() -> None:
     assert (first.seq, first.name, first.kind) == (2, "blocks.1", "sequence")
     assert comparison.differs == {"sequence": 1}
     assert comparison.compared == 6
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("blocks.0", "torch", "input_ids", "blocks.1", "loss", "a.weight"),
+        ("torch", "input_ids", "blocks.1", "loss", "blocks.0", "a.weight"),
+        ("torch", "input_ids", "blocks.0", "a.weight", "blocks.1", "loss"),
+    ],
+)
+def test_a_record_that_moved_is_named_as_what_stands_in_the_place_of_another(names: tuple[str, ...]) -> None:
+    place = next(n for n, (one, other) in enumerate(zip(NAMES, names, strict=True)) if one != other)
+    first = _first(compare(_reference(), _renumbered(_other(), *names)))
+    assert (first.seq, first.name, first.kind) == (place, names[place], "sequence")
+
+
+def test_a_gap_comes_before_other_bits_of_what_stands_there_now() -> None:
+    other = _renumbered(_other(blocks__1=40), "torch", "input_ids", "blocks.1", "loss", "a.weight")
+    found = [(d.record.name, d.record.seq, d.kind) for d in differences(_reference(), other)]
+    assert found == [("blocks.0", 2, "sequence"), ("blocks.1", 2, "value")]
 
 
 def test_other_bits_before_the_sequence_breaks_come_first() -> None:
@@ -301,6 +349,16 @@ def test_turns_of_what_is_recomputed_are_those_of_forward() -> None:
     assert compare(reference, stream_of(rows), aligned=False) == Comparison(4, None, {})
 
 
+@pytest.mark.parametrize("site", ["collective_in", "collective_out"])
+@pytest.mark.parametrize("change", [{"digest": 9}, {"shape": (7,)}, {"dtype": "bfloat16"}], ids=str)
+def test_collectives_of_other_programs_are_not_the_same(site: str, change: dict[str, Any]) -> None:
+    rows = [record(site, "c10d.x #0 group mesh in blocks.0"), _module("a", 1)]
+    reference, other = stream_of(rows), stream_of([replace(rows[0], **change), rows[1]], run="r2")
+    assert compare(reference, other, aligned=False) == Comparison(1, None, {})
+    assert [record.site for record, _ in partners(reference, other, aligned=False)] == ["module"]
+    assert _first(compare(reference, other)).site == site
+
+
 # --- recomputation within one stream ---------------------------------------------------------------------------------
 
 
@@ -404,10 +462,56 @@ def test_a_rank_that_left_something_out_does_not_silence_the_others() -> None:
     }
 
 
-def test_of_two_ranks_with_other_sequences_one_at_least_differs() -> None:
-    short = replace(_reference(), records=_reference().records[:-1])
-    differing = _differing(_reference(), short)
-    assert any(("a.weight", "sequence") in found for found in differing.values())
+def _tied(*streams: Stream) -> dict[int, tuple[str, int]]:
+    """Of ranks without a majority for any order: name and place of what each differs by first, without a cause."""
+    pairs = _voted(*streams)
+    for elected, own in pairs.values():
+        first = next(differences(elected, own))
+        assert first.partner is not None
+        assert (first.kind, first.partner.digest, elected.run, own.run) == ("value", NO_MAJORITY, "vote", "r1")
+    found = attribute(pairs, level="block")
+    assert {(d.cause, d.origin, d.closer, d.reference) for d in found.values()} == {(None, None, None, "vote")}
+    return {rank: (d.name, d.seq) for rank, d in found.items()}
+
+
+def _ordered(*names: str) -> Stream:
+    return stream(*(("module", name, 1) for name in names))
+
+
+def test_of_two_ranks_in_two_orders_none_is_right() -> None:
+    one, other = _ordered("a", "b", "c", "d"), _ordered("a", "c", "b", "d")
+    assert _tied(one, other) == {0: ("b", 1), 1: ("c", 1)}
+    assert _tied(other, one) == {0: ("c", 1), 1: ("b", 1)}
+
+
+def test_of_three_orders_none_is_right() -> None:
+    # Ranks 0 and 1 part after rank 2 did.
+    streams = _ordered("a", "b", "c", "d"), _ordered("a", "b", "d", "c"), _ordered("a", "c", "b", "d")
+    assert _tied(*streams) == {0: ("b", 1), 1: ("b", 1), 2: ("c", 1)}
+
+
+def test_half_of_the_ranks_are_no_majority_of_orders() -> None:
+    one, other = _ordered("a", "b", "c"), _ordered("a", "c", "b")
+    assert _tied(one, one, other, other) == {0: ("b", 1), 1: ("b", 1), 2: ("c", 1), 3: ("c", 1)}
+    third = _ordered("c", "a", "b")
+    assert _tied(one, one, other, third) == {0: ("a", 0), 1: ("a", 0), 2: ("a", 0), 3: ("c", 0)}
+    assert _differing(one, one, one, other) == {0: [], 1: [], 2: [], 3: [("c", "sequence")]}
+
+
+def test_a_rank_whose_records_end_differs_by_its_last() -> None:
+    assert _tied(_ordered("a", "b", "c"), _ordered("a", "b")) == {0: ("c", 2), 1: ("b", 1)}
+    streams = _ordered("a"), _ordered("a", "b"), _ordered("a", "b", "c")
+    assert _tied(*streams) == {0: ("a", 0), 1: ("b", 1), 2: ("b", 1)}
+
+
+def test_the_turn_of_a_repeated_name_is_part_of_an_order() -> None:
+    assert _tied(_ordered("a", "a", "b"), _ordered("a", "b", "a")) == {0: ("a", 1), 1: ("b", 1)}
+
+
+def test_an_order_is_of_what_can_be_compared_alone() -> None:
+    one, other = _ordered("x", "a", "b"), _ordered("a", "x", "b")
+    pairs = vote({0: one, 1: other, 2: _ordered("a", "b", "x")}, lambda record: record.name != "x")
+    assert [compare(*pair).first for pair in pairs.values()] == [None, None, None]
 
 
 def test_only_what_can_be_compared_has_a_vote_and_is_numbered_anew() -> None:

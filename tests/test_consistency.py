@@ -210,7 +210,7 @@ def test_each_contradiction_is_one_line(overrides: tuple[str, ...], line: str) -
         ("fault=input_flip", "fault.element=63", "fault.rank=1"),
         ("fault=bit_flip", "fault.element=4095", "fault.block=3", "fault.bit=15", "fault.run=1"),
         ("fault=bit_flip", "steps=3", "runs=5", "fault.step=2", "fault.run=5", "fault.rank=null"),
-        ("fault=bit_flip", "fault.site=logits", "fault.element=32767", "fault.block=99"),
+        ("fault=bit_flip", "fault.site=logits", "fault.element=32767", "fault.block=3"),
         ("fault=bit_flip", "fault.site=grad", "dtype=bf16_mixed", "fault.bit=31"),
         ("fault=bit_flip", "fault.persistence=persistent", "fault.run=99"),
         ("fault=stale_tensor", "steps=2", "fault.step=1"),
@@ -220,6 +220,20 @@ def test_each_contradiction_is_one_line(overrides: tuple[str, ...], line: str) -
 )
 def test_the_last_place_of_a_cell_is_in_it(overrides: tuple[str, ...]) -> None:
     assert _lines(*overrides) == []
+
+
+@pytest.mark.parametrize("kind", KINDS.split(", "))
+def test_every_kind_of_corruption_is_in_a_block_of_the_model(kind: str) -> None:
+    overrides = (f"fault={kind}", *COMPANIONS.get(f"fault={kind}", ()))
+    assert _lines(*overrides, "fault.block=3") == []
+    assert _lines(*overrides, "fault.block=4") == ["fault.block=4: must be at most 3 in this cell"]
+    deeper = (*overrides, "model.num_layers=5")
+    assert (_lines(*deeper, "fault.block=4"), len(_lines(*deeper, "fault.block=5"))) == ([], 1)
+
+
+@pytest.mark.parametrize("fault", ["none", "rank_failure", "campaign"])
+def test_what_corrupts_no_block_of_its_own_has_no_limit(fault: str) -> None:
+    assert _lines(f"fault={fault}", "fault.block=99", *COMPANIONS.get(f"fault={fault}", ())) == []
 
 
 def test_a_gpu_for_each_rank_of_each_trial_at_a_time() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
 import numpy as np
@@ -400,6 +400,27 @@ def test_collect_takes_numbers_alone_tensors_alone_and_nothing() -> None:
     assert collect([]) == []
 
 
+@pytest.mark.parametrize("on_device", [(), (0,), (1, 2, 5), (0, 2, 4), range(6)], ids=str)
+def test_collect_gives_each_digest_its_own_number(on_device: Sequence[int]) -> None:
+    numbers = [11, -7, 2**40, 0, -(2**63), 2**63 - 1]
+    digests: list[Digest] = [torch.tensor(one) if n in on_device else one for n, one in enumerate(numbers)]
+    assert collect(digests) == numbers
+    assert collect(digests[::-1]) == numbers[::-1]
+
+
+def test_collect_reads_a_digest_as_often_as_it_is_there() -> None:
+    digest = torch.tensor(5)
+    assert collect([digest, 1, digest, torch.tensor(6), digest]) == [5, 1, 5, 6, 5]
+
+
+def test_collect_leaves_digests_where_they_are() -> None:
+    digests = [mixed(torch.arange(float(size))) for size in (3, 4)]
+    before = [digest.clone() for digest in digests]
+    numbers = collect(digests)
+    assert all(type(number) is int for number in numbers)
+    assert all(torch.equal(one, other) for one, other in zip(digests, before, strict=True))
+
+
 @pytest.mark.parametrize("number", [0, 1, 2**63 - 1, 2**63, 2**64 - 1])
 def test_as_int64_keeps_all_64_bits(number: int) -> None:
     own = as_int64(number, torch.device("cpu"))
@@ -453,6 +474,17 @@ def test_digests_of_both_kinds_are_combined_on_the_device() -> None:
     assert isinstance(together, Tensor)
     assert torch.equal(together, mixed(torch.stack([one, torch.tensor(-1)])))
     assert _value(together) != _value(swapped)
+
+
+def test_the_place_of_each_kind_is_part_of_what_is_combined() -> None:
+    one, other = mixed(torch.arange(4.0)), mixed(torch.arange(5.0))
+    numbers = [int(one), int(other), 7]
+    both: list[list[Digest]] = [[one, other, 7], [one, 7, other], [7, one, other], [other, one, 7]]
+    together = [_value(combine(digests)) for digests in both]
+    assert len(set(together)) == len(both)
+    # A number on the device is what the same number is that never was there.
+    assert together[0] == _value(combine([torch.tensor(number) for number in numbers]))
+    assert together[0] == _value(combine([numbers[0], other, 7])) == _value(combine([one, numbers[1], torch.tensor(7)]))
 
 
 # --- what hashing leaves behind --------------------------------------------------------------------------------------

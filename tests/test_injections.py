@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from detsweep.capture import Record, Stream
+from detsweep.causes import CAUSES, attribute
 from detsweep.injections import (
     EVERY_RANK,
     KINDS,
@@ -14,6 +16,7 @@ from detsweep.injections import (
     Injection,
     can_strike,
     cannot_strike,
+    expected_cause,
     ledger,
     site_of,
 )
@@ -209,3 +212,81 @@ def test_a_kind_says_what_it_is_missing(kind: str, missing: str, reason: str) ->
 def test_operators_that_are_not_seen_are_not_struck(kind: str) -> None:
     cell = ("experts=2", "model.dropout=0.1", "steps=2", "observe=collective", "fault.site=op")
     assert _reason(kind, *cell) == ("fault.site=op needs observe=op" if "op" in KINDS[kind] else None)
+
+
+# --- the cause that a fault should be found to have ------------------------------------------------------------------
+
+LEVELS = ("off", "block", "module", "collective", "op")
+MODES = ("replay", "relaunch", "train", "resume", "lockstep")
+OF_ITS_KIND = {
+    "input_flip": "input",
+    "zeroed_shard": "memory",
+    "param_drift": "memory",
+    "rng_not_restored": "rng",
+    "collective_flip": "collective",
+    "reordered_collectives": "sequence",
+}
+"""Kinds whose cause is the same at every level; that of a random state depends on the mode."""
+OF_ITS_SITE: dict[str, tuple[str | None, ...]] = {
+    "block_post": (None, "compute", "compute", "compute", "memory"),
+    "block_grad_in": (None, "compute", "compute", "compute", "memory"),
+    "logits": (None, "compute", "compute", "compute", "memory"),
+    "router": (None, "compute", "compute", "compute", "memory"),
+    "grad": (None, None, None, "compute", "memory"),
+    "op": ("compute",) * 5,
+}
+"""At each level the cause of what strikes a site."""
+
+
+def _cell(level: str, mode: str = "replay") -> dict[str, Any]:
+    return {"observe": {"name": level}, "mode": {"name": mode}}
+
+
+EVERYWHERE = [(kind, site) for kind, sites in KINDS.items() for site in sites]
+
+
+@pytest.mark.parametrize(("kind", "site"), EVERYWHERE)
+def test_every_fault_has_the_cause_of_its_kind_or_site(kind: str, site: str) -> None:
+    for mode in MODES:
+        causes = (OF_ITS_KIND[kind],) * len(LEVELS) if kind in OF_ITS_KIND else OF_ITS_SITE[site]
+        if (kind, mode) == ("rng_not_restored", "resume"):
+            causes = ("checkpoint",) * len(LEVELS)
+        assert tuple(expected_cause(kind, site, _cell(level, mode)) for level in LEVELS) == causes
+        assert set(causes) <= {None, *CAUSES}
+
+
+_PHASE = {"input": "before", "rng": "before", "param": "before", "block_grad_in": "backward", "grad": "backward"}
+_COLLECTIVE = "c10d.x_ #{} group pg in blocks.0"
+
+
+def _struck_pair(kind: str, site: str) -> tuple[Stream, Stream]:
+    """Two runs of a rank, of which the second has a fault at this site and nothing else."""
+    if kind == "reordered_collectives":
+        names = [(_COLLECTIVE.format(0), _COLLECTIVE.format(1)), (_COLLECTIVE.format(1), _COLLECTIVE.format(0))]
+        rows = [[("collective_out", name, 1) for name in run] for run in names]
+    elif site == "collective_out":
+        name = _COLLECTIVE.format(0)
+        rows = [[("collective_in", name, 1), (site, name, digest)] for digest in (1, 2)]
+    else:
+        rows = [[("block_pre", "blocks.0", 1), (site, "x", digest)] for digest in (1, 2)]
+
+    def stream(run: int) -> Stream:
+        records = (
+            Record(seq, at, name, None, "float32", (2,), digest, _PHASE.get(at, "forward"), 5 if at == "op" else None)
+            for seq, (at, name, digest) in enumerate(rows[run])
+        )
+        return Stream(0, 0, f"r{run + 1}", "xxh3", tuple(records))
+
+    return stream(0), stream(1)
+
+
+@pytest.mark.parametrize(("kind", "site"), EVERYWHERE)
+def test_the_expected_cause_is_that_which_is_found_where_only_the_fault_differs(kind: str, site: str) -> None:
+    for level in LEVELS if site != "op" else ("op",):
+        found = attribute({0: _struck_pair(kind, site)}, level=level)
+        assert (found[0].cause, found[0].site) == (expected_cause(kind, site, _cell(level)), site), level
+
+
+def test_a_random_state_that_a_checkpoint_did_not_restore_is_found_as_its_cause() -> None:
+    found = attribute({0: _struck_pair("rng_not_restored", "rng")}, level="block", restored=True)
+    assert found[0].cause == expected_cause("rng_not_restored", "rng", _cell("block", "resume"))

@@ -10,7 +10,7 @@ import pytest
 
 from detsweep import modes
 from detsweep.capture import Record, Stream
-from detsweep.judgement import Judged, judge
+from detsweep.judgement import Judged, judge, needed, notes_of
 from tests.support import compose, rank_result, record, stream_of
 
 STEP = (
@@ -52,7 +52,7 @@ def _judged(
     return judge(config, results, streams)
 
 
-def _found(judged: Judged, key: str = "divergences") -> list[tuple[int, int, str, str, str]]:
+def _found(judged: Judged, key: str = "divergences") -> list[tuple[int, int, str, str, str | None]]:
     """Rank, step, run, site and cause of every divergence."""
     return [
         (rank["rank"], d["step"], d["run"], d["site"], d["cause"]) for rank in judged.ranks for d in rank.get(key, ())
@@ -161,8 +161,10 @@ def test_what_ranks_do_not_have_in_common_still_must_repeat() -> None:
         return ("grad",) if (rank, run) == (0, "r3") else ()
 
     judged = _judged(_lockstep("runs=3"), change, ranks=3)
-    assert _found(judged) == [(0, 0, "r3", "grad", "compute")]
+    assert _found(judged) == [(0, 0, "r3", "grad", None)]
     assert judged.ranks[0]["divergences"][0]["reference"] == "r1"
+    # Between runs it can be told which one is odd, if not why.
+    assert judged.notes == []
 
 
 def test_two_ranks_cannot_say_which_is_odd() -> None:
@@ -174,6 +176,19 @@ def test_two_ranks_cannot_say_which_is_odd() -> None:
         (0, "r1", "block_post"),
         (1, "r1", "block_post"),
     ]
+
+
+def test_ranks_in_two_orders_are_a_tie_of_which_a_note_tells() -> None:
+    def swapped(one: Stream) -> Stream:
+        if one.rank == 0:
+            return one
+        rows = one.records
+        return stream_of([*rows[:3], rows[4], rows[3], *rows[5:]], rank=one.rank, step=one.step, run=one.run)
+
+    judged = _judged(compose("mode=lockstep", "runs=1"), also=swapped)
+    assert _found(judged) == [(0, 0, "r1", "block_post", None), (1, 0, "r1", "loss", None)]
+    (note,) = judged.notes
+    assert note.startswith("ranks differ at block_post blocks.0, step 0 r1, and no value has a majority")
 
 
 def test_all_runs_are_in_order() -> None:
@@ -239,6 +254,167 @@ def test_the_first_step_after_the_break_starts_from_the_checkpoint(step: int, ca
 
     judged = _judged(compose("mode=resume", "steps=4"), records=TRAINED, also=only)
     assert _found(judged) == [(0, step, "r2", "param", cause)]
+
+
+def _trajectories(
+    config: dict[str, Any],
+    computes: Sequence[tuple[int, int]] = (),
+    loses: Sequence[tuple[int, int]] = (),
+    *,
+    site: str = "param",
+    ranks: int = 2,
+) -> Judged:
+    """Judge trajectories in which each step starts from what the one before left.
+
+    `computes`: rank and step at which r2 computes other bits, which everything after them is made of. `loses`: rank
+    and step at whose beginning the state at `site` is another than the step before left.
+    """
+    streams: dict[int, dict[tuple[int, str], Stream]] = {}
+    for rank in range(ranks):
+        for step, run in modes.expected_runs(config):
+            parted = [at for of, at in (*computes, *loses) if of == rank and run == "r2"]
+            lost = site if run == "r2" and (rank, step) in loses else None
+            inside = 1000 * step + 500 * any(at <= step for at in parted)
+
+            def before(name: str, step: int = step, parted: list[int] = parted, lost: str | None = lost) -> Record:
+                # What was lost is another state than that which was there, whether or not that had diverged.
+                digest = 1000 * step + 500 * any(at < step for at in parted) + 300 * (name == lost)
+                return record(name, "w", digest, phase="before")
+
+            rows = [
+                before("rng"),
+                record("input", "input_ids", 5, phase="before"),
+                before("optim"),
+                before("param"),
+                record("block_post", "blocks.0", inside, block=0),
+                record("loss", "loss", inside),
+                record("grad", "w", inside, phase="backward"),
+                *(record(name, "w", inside + 1000, phase="after") for name in ("optim", "param", "rng")),
+            ]
+            if site != "rng":
+                # Nothing is drawn: it stays what it was.
+                rows = [replace(one, digest=7) if one.site == "rng" else one for one in rows]
+            streams.setdefault(rank, {})[step, run] = stream_of(rows, rank=rank, step=step, run=run)
+    results = [rank_result(rank, list(own.values()), []) for rank, own in streams.items()]
+    wanted = needed(config, results)
+    assert wanted is not None
+    kept = {rank: {place: one for place, one in own.items() if place in wanted} for rank, own in streams.items()}
+    judged = judge(config, results, streams)
+    # Of all that the ranks saw this is enough.
+    assert judge(config, results, kept, []) == judged
+    return judged
+
+
+def test_a_trajectory_diverges_once_and_goes_on_from_there() -> None:
+    judged = _trajectories(compose("mode=train", "steps=4"), computes=[(0, 1)])
+    assert _found(judged) == [
+        (0, 1, "r2", "block_post", "compute"),
+        (0, 2, "r2", "optim", "earlier"),
+        (0, 3, "r2", "optim", "earlier"),
+    ]
+    closer = [(d["origin"], d["closer"]) for d in judged.ranks[0]["divergences"]]
+    assert closer == [(None, "op"), (None, None), (None, None)]
+
+
+def test_all_ranks_that_an_earlier_step_changed_say_so() -> None:
+    judged = _trajectories(compose("mode=train", "steps=3"), computes=[(0, 0), (1, 1)])
+    assert _found(judged) == [
+        (0, 0, "r2", "block_post", "compute"),
+        (0, 1, "r2", "optim", "earlier"),
+        (0, 2, "r2", "optim", "earlier"),
+        (1, 1, "r2", "block_post", "upstream"),
+        (1, 2, "r2", "optim", "earlier"),
+    ]
+
+
+def test_the_first_step_of_a_trajectory_has_none_before_it() -> None:
+    judged = _trajectories(compose("mode=train", "steps=2"), loses=[(1, 0)])
+    assert _found(judged) == [(1, 0, "r2", "param", "memory"), (1, 1, "r2", "optim", "earlier")]
+
+
+def test_what_changes_between_two_steps_of_a_trajectory_was_not_left_by_the_first() -> None:
+    judged = _trajectories(compose("mode=train", "steps=4"), loses=[(0, 2)])
+    assert _found(judged) == [(0, 2, "r2", "param", "memory"), (0, 3, "r2", "optim", "earlier")]
+
+
+def test_steps_that_each_start_clean_have_nothing_left_of_another() -> None:
+    def change(rank: int, step: int, run: str) -> Sequence[str]:
+        # Step 1 starts with the very bits that step 0 had in the end.
+        return ("param",) if run == "r2" and rank == 0 else ()
+
+    judged = _judged(compose("steps=2"), change, records=TRAINED)
+    assert [cause for *_, cause in _found(judged)] == ["memory", "memory"]
+
+
+def test_a_divergence_before_the_break_is_no_loss_of_the_checkpoint() -> None:
+    judged = _trajectories(compose("mode=resume", "steps=4"), computes=[(1, 1)])
+    assert _found(judged) == [
+        (1, 1, "r2", "block_post", "compute"),
+        (1, 2, "r2", "optim", "earlier"),
+        (1, 3, "r2", "optim", "earlier"),
+    ]
+
+
+@pytest.mark.parametrize(("site", "left"), [("rng", "rng"), ("param", "optim"), ("optim", "optim")])
+def test_what_the_checkpoint_lost_shows_at_the_break_and_is_left_from_there(site: str, left: str) -> None:
+    judged = _trajectories(compose("mode=resume", "steps=4"), loses=[(0, 2)], site=site)
+    assert _found(judged) == [(0, 2, "r2", site, "checkpoint"), (0, 3, "r2", left, "earlier")]
+
+
+def test_a_checkpoint_that_loses_what_had_diverged_is_to_blame_at_the_break() -> None:
+    judged = _trajectories(compose("mode=resume", "steps=4"), computes=[(0, 0)], loses=[(0, 2)], site="rng")
+    assert [(step, cause) for _, step, _, _, cause in _found(judged)] == [
+        (0, "compute"),
+        (1, "earlier"),
+        (2, "checkpoint"),
+        (3, "earlier"),
+    ]
+
+
+def test_of_two_ranks_only_the_one_whose_state_was_lost_blames_the_checkpoint() -> None:
+    judged = _trajectories(compose("mode=resume", "steps=4"), computes=[(0, 1)], loses=[(1, 2)])
+    assert [(rank, step, cause) for rank, step, _, _, cause in _found(judged)] == [
+        (0, 1, "compute"),
+        (0, 2, "earlier"),
+        (0, 3, "earlier"),
+        (1, 2, "checkpoint"),
+        (1, 3, "earlier"),
+    ]
+
+
+# --- what a judgement needs ------------------------------------------------------------------------------------------
+
+
+def _diverged(*places: tuple[int, str]) -> list[dict[str, Any]]:
+    """Results of two ranks, of which the first diverged in the first of these and the other in the rest."""
+    own = [[{"step": step, "run": run} for step, run in one] for one in (places[:1], places[1:])]
+    return [{"rank": rank, "divergences": divergences} for rank, divergences in enumerate(own)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("replay", {(1, "r2"), (1, "r1"), (3, "r3"), (3, "r1")}),
+        ("train", {(1, "r2"), (1, "r1"), (0, "r2"), (3, "r3"), (3, "r1"), (2, "r3")}),
+        ("lockstep", None),
+    ],
+)
+def test_a_judgement_needs_what_diverged_and_what_it_is_held_against(
+    mode: str, expected: set[tuple[int, str]] | None
+) -> None:
+    config = compose(f"mode={mode}", "steps=4", "runs=3")
+    assert needed(config, _diverged((1, "r2"), (3, "r3"))) == expected
+    assert needed(config, _diverged()) == (None if expected is None else set())
+
+
+def test_a_judgement_has_the_notes_that_it_is_given() -> None:
+    config = compose()
+    streams = {0: {(0, run): stream_of(STEP, run=run) for run in ("r1", "r2")}}
+    infinite = {0: {place: replace(one, nonfinite={"loss": 1}) for place, one in streams[0].items()}}
+    results = [rank_result(0, list(streams[0].values()), [])]
+    assert judge(config, results, infinite, ["a note"]).notes == ["a note"]
+    assert judge(config, results, infinite, []).notes == []
+    assert judge(config, results, infinite).notes == list(notes_of(0, infinite[0]))
 
 
 # --- notes -----------------------------------------------------------------------------------------------------------

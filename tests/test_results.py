@@ -82,6 +82,21 @@ def test_the_trials_first_divergence_is_the_earliest_of_all_ranks(
     assert (first["rank"], first["step"], first["run"], first["site"]) == expected
 
 
+def test_the_first_divergence_need_not_be_the_first_of_its_rank(trial: TrialPaths) -> None:
+    # Of trajectories ranks have their runs one after the other, of every run all steps.
+    cell = one_cell("mode=train", "steps=4", "runs=3")
+    differs = {0: {(3, 2): INPUT, (1, 3): LOSS}, 1: {(2, 2): INPUT, (1, 3): BLOCK_1_POST}}
+    result = write_trial(trial, cell, differs=differs)
+    assert [(d["step"], d["run"]) for d in result["ranks"][0]["divergences"]] == [(3, "r2"), (1, "r3")]
+    first = result["first"]
+    assert (first["rank"], first["step"], first["run"], first["site"]) == (1, 1, "r3", "block_post")
+
+
+def test_in_lockstep_the_first_divergence_is_that_of_the_first_run(trial: TrialPaths) -> None:
+    result = write_trial(trial, one_cell("mode=lockstep", "world.nproc_per_node=3", "runs=11"))
+    assert (result["first"]["step"], result["first"]["run"], result["first"]["rank"]) == (0, "r1", 0)
+
+
 def test_runs_are_ordered_by_number_and_not_by_letters(trial: TrialPaths) -> None:
     result = write_trial(trial, one_cell("runs=10"), differs={0: {(0, 10): INPUT}, 1: {(0, 9): LOSS}})
     assert result["first"]["run"] == "r9"

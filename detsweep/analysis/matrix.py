@@ -167,7 +167,7 @@ def describe_place(record: Mapping[str, Any]) -> str:
         if site in ("op", "module", "collective_in", "collective_out", "rng", "param", "buffer", "optim"):
             place += f" ({record['phase']})"
     # A record that the other run does not have at this place, or has in another shape, is not one of other bits.
-    return place if record["kind"] in ("value", None) else f"{record['kind']} differs at {place}"
+    return place if record["kind"] in ("value", "tie", None) else f"{record['kind']} differs at {place}"
 
 
 def _closer_look(sweep: Sweep, cell: str) -> str:

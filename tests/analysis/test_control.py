@@ -98,6 +98,70 @@ def test_a_flipped_bit_must_be_found_in_its_rank_and_block(tmp_path: Path, diffe
     assert _judged(tmp_path, ["fault=bit_flip", "fault.rank=1", "fault.block=1"], differs) == expected
 
 
+@pytest.mark.parametrize(
+    ("kind", "level", "expected"),
+    [
+        ("bit_flip", "block", "found in place"),
+        ("bit_flip", "op", "found in place"),
+        # What differs is held to be computed, at the level of operators to be changed in memory.
+        ("param_drift", "block", "wrong cause"),
+        ("param_drift", "op", "found in place"),
+        ("input_flip", "block", "wrong cause"),
+        ("input_flip", "op", "wrong cause"),
+    ],
+)
+def test_a_fault_that_is_taken_for_another_has_the_wrong_cause(
+    tmp_path: Path, kind: str, level: str, expected: str
+) -> None:
+    injected = {0: [struck(kind, block=1)]}
+    in_place = {0: {(0, 2): BLOCK_1_POST}}
+    assert _judged(tmp_path, [f"fault={kind}", f"observe={level}"], in_place, injected=injected) == expected
+
+
+def test_a_wrong_cause_is_a_failed_control(tmp_path: Path) -> None:
+    plan = plan_of(["fault=input_flip"], common=COMMON)
+    sweep = write_cells(tmp_path, plan)
+    injected = {0: [struck("input_flip", block=1)]}
+    trial = trial_of(sweep, plan.cells[0])
+    write_trial(trial, plan.cells[0], differs={0: {(0, 2): BLOCK_1_POST}}, injected=injected)
+    assert exit_code(load(tmp_path)) == 1
+
+
+def test_what_is_misplaced_is_said_before_its_cause_and_its_cause_before_false_alarms(tmp_path: Path) -> None:
+    injected = {0: [struck("input_flip", block=1)]}
+    fault = ["fault=input_flip"]
+    assert _judged(tmp_path / "place", fault, {0: {(0, 2): BLOCK_0_POST}}, injected=injected) == "misplaced"
+    differs = {0: {(0, 2): BLOCK_1_POST, (1, 2): LOSS}}
+    assert _judged(tmp_path / "cause", fault, differs, injected=injected) == "wrong cause"
+
+
+@pytest.mark.parametrize(
+    ("differs", "expected"),
+    [
+        ({2: {(0, run): BLOCK_1_POST for run in (1, 2, 3)}}, "found in place"),
+        ({2: {(0, run): BLOCK_1_POST for run in (2, 3)}}, "missed"),
+        ({2: {(0, 1): BLOCK_1_POST, (0, 2): BLOCK_1_POST, (0, 3): BLOCK_0_POST}}, "misplaced"),
+        ({}, "missed"),
+    ],
+    ids=["in each", "missed in one", "misplaced in one", "missed in all"],
+)
+def test_a_persistent_fault_must_be_found_in_each_of_its_runs(tmp_path: Path, differs: Any, expected: str) -> None:
+    cell = ["mode=lockstep", "world.nproc_per_node=3", "fault=bit_flip", "fault.block=1"]
+    injected = {2: [struck("bit_flip", run=run) for run in (1, 2, 3)]}
+
+    def records(rank: int, step: int, run: int) -> list[Record]:
+        place = differs.get(rank, {}).get((step, run))
+        return [
+            record("block_post", "blocks.0", 7 if place == BLOCK_0_POST else 1, block=0),
+            record("block_post", "blocks.1", 1 if place is None else 7, block=1),
+        ]
+
+    plan = plan_of([*cell, "fault.rank=2", "fault.persistence=persistent"], common=["positive_control=true", "runs=3"])
+    sweep = write_cells(tmp_path, plan)
+    write_recorded(trial_of(sweep, plan.cells[0]), plan.cells[0], records=records, injected=injected)
+    assert judge(load(tmp_path), plan.cells[0].id) == expected
+
+
 @pytest.mark.parametrize(("run", "found"), [(1, 2), (2, 2), (3, 3)])
 def test_a_fault_in_the_reference_shows_in_the_run_after_it(tmp_path: Path, run: int, found: int) -> None:
     differs = {rank: {(0, found): INPUT} for rank in range(2)}
@@ -214,7 +278,7 @@ def test_one_fault_in_a_hundred_may_be_out_of_its_place(tmp_path: Path, steps: i
 
 # --- campaigns -------------------------------------------------------------------------------------------------------
 
-COUNTS = ["put_in", "detected", "placed", "missed", "by_replay"]
+COUNTS = ["put_in", "detected", "placed", "cause", "missed", "by_replay"]
 
 
 def test_a_campaign_is_counted_by_mode_persistence_and_kind(tmp_path: Path) -> None:
@@ -241,11 +305,29 @@ def test_a_campaign_is_counted_by_mode_persistence_and_kind(tmp_path: Path) -> N
         ["lockstep", "persistent", "bit_flip"],
         ["lockstep", "persistent", "swap"],
     ]
-    # Step 4 was to have a swap and had none: it is in no count. What is in every run no replay can see.
-    assert table[COUNTS].to_numpy().tolist() == [[2, 1, 1, 1, 1], [1, 1, 0, 0, 1], [4, 2, 2, 2, 0], [2, 2, 0, 0, 0]]
+    # Step 4 was to have a swap and had none: it is in no count. What is in every run is one fault, and no replay can
+    # see it.
+    assert table[COUNTS].to_numpy().tolist() == [
+        [2, 1, 1, 1, 1, 1],
+        [1, 1, 0, 1, 0, 1],
+        [2, 1, 1, 1, 1, 0],
+        [1, 1, 0, 1, 0, 0],
+    ]
+
+
+def test_a_campaign_counts_causes_beside_places(tmp_path: Path) -> None:
+    plan = plan_of(["fault=campaign", "fault.kinds=[bit_flip,param_drift]", "steps=3"])
+    sweep = write_cells(tmp_path, plan)
+    injected = {0: [struck("bit_flip", 1), struck("param_drift", 2)]}
+    # Both are where they were put in; that the second was a change of memory was not seen.
+    differs = {0: {(step, 2): BLOCK_1_POST for step in (1, 2)}}
+    write_trial(trial_of(sweep, plan.cells[0]), plan.cells[0], differs=differs, injected=injected)
+    table = campaign(load(tmp_path)).set_index("kind")[COUNTS]
+    assert table.loc["bit_flip"].tolist() == [1, 1, 1, 1, 0, 1]
+    assert table.loc["param_drift"].tolist() == [1, 1, 1, 0, 0, 1]
 
 
 def test_without_a_fault_a_campaign_is_empty(tmp_path: Path) -> None:
     write_cells(tmp_path, plan_of(["fault=campaign", "steps=2"]))
     table = campaign(load(tmp_path))
-    assert (len(table), list(table.columns)) == (0, ["mode", "persistence", "kind", *COUNTS[:3], "by_replay", "missed"])
+    assert (len(table), list(table.columns)) == (0, ["mode", "persistence", "kind", *COUNTS[:4], "by_replay", "missed"])

@@ -106,9 +106,16 @@ def test_what_only_came_from_another_rank_is_looked_at_by_its_collectives(tmp_pa
     differs = {1: {(0, 2): LOSS + 1}, 0: {(0, 2): LOSS}}
     write_trial(trial_of(sweep, plan.cells[0]), plan.cells[0], differs=differs)
     loaded = load(tmp_path)
-    assert list(loaded.divergences["closer"].fillna("")) == ["", "collective"]
-    # The trial's own cause is the loss, of which no level says more.
-    assert list(closer_lines(loaded)) == []
+    assert list(loaded.divergences["closer"].fillna("")) == ["op", "collective"]
+    # The trial's own cause is what rank 0 computed: of that the operators say more.
+    assert _points(list(closer_lines(loaded))) == [["seed=1", "observe=op"]]
+
+
+def test_a_gradient_whose_cause_is_open_is_looked_at_by_its_operators(tmp_path: Path) -> None:
+    sweep = _sweep(tmp_path, plan_of(["seed=1"]), {0: {(0, 2): LOSS + 1}})
+    assert sweep.divergences[["site", "closer"]].to_numpy().tolist() == [["grad", "op"]]
+    assert sweep.divergences["cause"].isna().all()
+    assert _points(list(closer_lines(sweep))) == [["seed=1", "observe=op"]]
 
 
 @pytest.mark.parametrize(
@@ -117,10 +124,18 @@ def test_what_only_came_from_another_rank_is_looked_at_by_its_collectives(tmp_pa
         (["seed=1"], {}),
         (["seed=1"], {0: {(0, 2): INPUT}}),
         (["seed=1", "observe=op"], COARSE),
+        (["seed=1", "observe=op"], {0: {(0, 2): LOSS + 1}}),
         (["seed=1", "fault=bit_flip"], COARSE),
         (["mode=lockstep", "observe=collective", "world.nproc_per_node=3"], COARSE),
     ],
-    ids=["nothing diverged", "the cause is known", "the closest there is", "a fault", "the closest of lockstep"],
+    ids=[
+        "nothing diverged",
+        "the cause is known",
+        "the closest there is",
+        "a gradient at the closest there is",
+        "a fault",
+        "the closest of lockstep",
+    ],
 )
 def test_where_nothing_more_can_be_said_nothing_is_proposed(tmp_path: Path, overrides: list[str], differs: Any) -> None:
     sweep = _sweep(tmp_path, plan_of(overrides), differs)
@@ -225,10 +240,10 @@ def test_a_campaign_has_a_row_for_each_kind_a_sum_and_what_was_clean(tmp_path: P
     lines = campaign_lines(load(tmp_path))
     assert [re.split(r" {2,}", line) for line in lines] == [
         [""],
-        ["mode", "persistence", "kind", "put in", "detected", "placed", "missed", "by replay"],
-        ["replay", "transient", "bit_flip", "2", "2", "2", "0", "2"],
-        ["replay", "transient", "swap", "2", "1", "0", "1", "1"],
-        ["all", "4", "3", "2", "1", "3"],
+        ["mode", "persistence", "kind", "put in", "detected", "placed", "cause", "missed", "by replay"],
+        ["replay", "transient", "bit_flip", "2", "2", "2", "2", "0", "2"],
+        ["replay", "transient", "swap", "2", "1", "0", "1", "1", "1"],
+        ["all", "4", "3", "2", "3", "1", "3"],
         [""],
         ["clean comparisons of a rank: 2, false alarms: 1"],
     ]
@@ -240,6 +255,6 @@ def test_faults_that_were_not_put_in_are_in_no_sum(tmp_path: Path) -> None:
     write_trial(trial_of(sweep, plan.cells[0]), plan.cells[0], injected={1: [struck("bit_flip", 2)]})
     lines = campaign_lines(load(tmp_path))
     assert [line.split() for line in lines if "bit_flip" in line or "all" in line] == [
-        ["replay", "transient", "bit_flip", "1", "0", "0", "1", "0"],
-        ["all", "1", "0", "0", "1", "0"],
+        ["replay", "transient", "bit_flip", "1", "0", "0", "0", "1", "0"],
+        ["all", "1", "0", "0", "0", "1", "0"],
     ]

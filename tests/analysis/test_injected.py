@@ -22,7 +22,7 @@ AT_BLOCK_1: Found = (0, 2, "block_post", 5, "blocks.1", 1)
 AT_LOSS: Found = (0, 2, "loss", 7, "loss", None)
 
 
-def _divergence(rank: int, found: Found, cause: str = "compute") -> dict[str, Any]:
+def _divergence(rank: int, found: Found, cause: str | None = "compute") -> dict[str, Any]:
     step, run, site, seq, name, block = found
     return Divergence(rank, step, f"r{run}", seq, site, block, name, "forward", "value", cause=cause).to_json()
 
@@ -75,6 +75,7 @@ def test_a_fault_that_was_found_in_its_place_has_a_row_that_says_so() -> None:
         "name": "blocks.1",
         "detected": True,
         "placed": True,
+        "caused": True,
         "detected_by_replay": True,
         "found_cause": "compute",
     }
@@ -129,6 +130,63 @@ def test_the_cause_is_that_of_the_earliest_divergence() -> None:
     result["ranks"][0]["divergences"] = [_divergence(0, AT_LOSS, "upstream")]
     assert _only(compose(*BIT_FLIP), result)["found_cause"] == "compute"
     assert _only(compose(*BIT_FLIP), _result(HIT, {}))["found_cause"] is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "cause", "caused"),
+    [
+        ((), "compute", True),
+        ((), "memory", False),
+        ((), "upstream", False),
+        ((), None, False),
+        (("observe=op",), "memory", True),
+        (("observe=op",), "compute", False),
+    ],
+    ids=str,
+)
+def test_a_fault_is_caused_where_the_cause_is_that_of_its_kind(
+    overrides: tuple[str, ...], cause: str | None, caused: bool
+) -> None:
+    result = _result(HIT, {})
+    result["ranks"][1]["divergences"] = [_divergence(1, AT_BLOCK_1, cause)]
+    result["ranks"][0]["divergences"] = [_divergence(0, AT_LOSS, "compute" if cause != "compute" else "upstream")]
+    row = _only(compose(*BIT_FLIP, *overrides), result)
+    assert (row["placed"], row["caused"], row["found_cause"]) == (True, caused, cause)
+
+
+def test_a_gradient_at_the_level_of_blocks_has_no_cause_and_is_caused_so() -> None:
+    hit = {**struck("bit_flip"), "site": "grad", "name": "w", "block": None}
+    for cause, caused in ((None, True), ("compute", False)):
+        result = _result({1: [hit]}, {})
+        result["ranks"][1]["divergences"] = [_divergence(1, (0, 2, "grad", 9, "w", None), cause)]
+        row = _only(compose(*BIT_FLIP, "fault.site=grad"), result)
+        assert (row["detected"], row["placed"], row["caused"], row["found_cause"]) == (True, True, caused, cause)
+    # No cause is not that of a fault that was not found at all.
+    row = _only(compose(*BIT_FLIP, "fault.site=grad"), _result({1: [hit]}, {}))
+    assert (row["detected"], row["placed"], row["caused"]) == (False, False, False)
+
+
+@pytest.mark.parametrize(
+    ("site", "struck_name", "found_name", "placed"),
+    [
+        ("collective_out", "c10d.x_ #1 group pg", "c10d.x_ #1 group pg in blocks.0", True),
+        ("collective_out", "c10d.x_ #1 group pg", "c10d.x_ #1 group pg", True),
+        ("collective_out", "c10d.x_ #1 group pg", "c10d.x_ #2 group pg in blocks.0", False),
+        ("collective_out", "c10d.x_ #1 group pg", "c10d.x_ #10 group pg in blocks.0", False),
+        ("collective_out", "c10d.x_ #10 group pg", "c10d.x_ #1 group pg in blocks.0", False),
+        ("collective_out", "c10d.x_ #1 group pg", "c10d.x_ #1 group pg2 in blocks.0", False),
+        ("collective_out", "c10d.x_ #1 group pg", "c10d.y_ #1 group pg in blocks.0", False),
+        ("op", "aten.mm", "aten.mm in blocks.0.ffn", True),
+        ("op", "aten.mm", "aten.mm.out in blocks.0.ffn", False),
+        ("op", "aten.mm", "aten.bmm in blocks.0.ffn", False),
+    ],
+)
+def test_a_named_fault_is_placed_only_at_what_has_its_name(
+    site: str, struck_name: str, found_name: str, placed: bool
+) -> None:
+    hit = {**struck("bit_flip"), "site": site, "name": struck_name, "block": None}
+    row = _only(compose(*BIT_FLIP, "observe=op"), _result({1: [hit]}, {1: [(0, 2, site, 5, found_name, None)]}))
+    assert (row["detected"], row["placed"]) == (True, placed)
 
 
 def test_a_fault_that_strikes_several_times_in_a_run_is_one() -> None:
@@ -188,9 +246,57 @@ def test_in_lockstep_ranks_find_what_runs_of_one_process_do_not() -> None:
     injected = {1: [struck("bit_flip", run=run) for run in (1, 2, 3)]}
     found = {1: [(0, run, *AT_BLOCK_1[2:]) for run in (1, 2, 3)]}
     rows = list(injections(config, _result(injected, found, ranks=3)))
-    assert [(row["run"], row["detected"], row["placed"], row["detected_by_replay"]) for row in rows] == [
-        (f"r{run}", True, True, False) for run in (1, 2, 3)
+    keys = ("run", "detected", "placed", "caused", "detected_by_replay")
+    assert [tuple(row[key] for key in keys) for row in rows] == [("r1, r2, r3", True, True, True, False)]
+
+
+ELSEWHERE: Found = (0, 2, "block_post", 3, "blocks.0", 0)
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        (None, (False, False, False)),
+        ((AT_BLOCK_1, "compute"), (True, True, True)),
+        ((AT_BLOCK_1, "memory"), (True, True, False)),
+        ((ELSEWHERE, "compute"), (True, False, True)),
+        ((ELSEWHERE, None), (True, False, False)),
+    ],
+    ids=["missed", "as the others", "another cause", "another place", "neither"],
+)
+@pytest.mark.parametrize("odd", [1, 2, 3])
+def test_a_persistent_fault_is_found_only_as_in_the_worst_of_its_runs(
+    odd: int, second: tuple[Found, str | None] | None, expected: tuple[bool, bool, bool]
+) -> None:
+    config = compose(*LOCKSTEP, *BIT_FLIP, "fault.persistence=persistent")
+    result = _result({1: [struck("bit_flip", run=run) for run in (1, 2, 3)]}, {}, ranks=3)
+    found = [_divergence(1, (0, run, *AT_BLOCK_1[2:])) for run in (1, 2, 3) if run != odd]
+    if second is not None:
+        place, cause = second
+        found.append(_divergence(1, (0, odd, *place[2:]), cause))
+    result["ranks"][1]["divergences"] = found
+    row = _only(config, result)
+    assert (row["run"], row["ranks"]) == ("r1, r2, r3", (1,))
+    assert (row["detected"], row["placed"], row["caused"]) == expected
+
+
+def test_persistent_faults_of_several_steps_are_several_faults() -> None:
+    config = compose(*LOCKSTEP, *BIT_FLIP, "fault.persistence=persistent", "steps=2", "fault.step=null")
+    injected = {1: [struck("bit_flip", step, run) for step in (0, 1) for run in (1, 2, 3)]}
+    found = {1: [(step, run, *AT_BLOCK_1[2:]) for step in (0, 1) for run in (1, 2, 3) if (step, run) != (1, 2)]}
+    rows = list(injections(config, _result(injected, found, ranks=3)))
+    assert [(row["step"], row["run"], row["detected"]) for row in rows] == [
+        (0, "r1, r2, r3", True),
+        (1, "r1, r2, r3", False),
     ]
+
+
+def test_one_run_that_a_replay_finds_is_enough_for_replay() -> None:
+    config = compose(*LOCKSTEP, *BIT_FLIP, "fault.persistence=persistent")
+    injected = {1: [struck("bit_flip", run=run) for run in (1, 2, 3)]}
+    result = _result(injected, {}, replayed={1: [(0, 3, *AT_BLOCK_1[2:])]}, ranks=3)
+    row = _only(config, result)
+    assert (row["detected"], row["detected_by_replay"]) == (False, True)
 
 
 def test_in_lockstep_what_replay_finds_is_counted_beside_it() -> None:

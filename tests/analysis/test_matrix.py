@@ -427,15 +427,21 @@ def test_what_differs_from_another_launch_is_told_with_it(tmp_path: Path) -> Non
 
 
 def test_the_table_has_the_causes_and_what_the_loss_tells(tmp_path: Path) -> None:
-    plan = plan_of(["seed=1"], ["seed=2"], ["seed=3"], common=["trials=2"])
+    plan = plan_of(["seed=1"], ["seed=2"], ["seed=3"], ["seed=4"], common=["trials=2"])
     sweep = write_cells(tmp_path, plan)
-    found: dict[int, list[Any]] = {0: [{}, {}], 1: [{}, {(0, 2): INPUT}], 2: [{(0, 2): LOSS + 1}, {(0, 2): LOSS}]}
+    found: dict[int, list[Any]] = {
+        0: [{}, {}],
+        1: [{}, {(0, 2): INPUT}],
+        # At this level it is open why a gradient differs.
+        2: [{(0, 2): LOSS + 1}, {(0, 2): LOSS}],
+        3: [{}, {(0, 2): LOSS}],
+    }
     for cell in plan.cells:
         for number, differs in enumerate(found[cell.config["seed"] - 1]):
             write_trial(trial_of(sweep, cell, number), cell, number, differs={0: differs})
     table = cell_table(load(tmp_path))
-    assert list(table["cause"]) == ["", "input", "compute"]
-    assert list(table["loss"]) == ["", "1/1", "0/1, 1/1"]
+    assert list(table["cause"]) == ["", "input", "", "compute"]
+    assert list(table["loss"]) == ["", "1/1", "0/1, 1/1", "1/1"]
 
 
 @pytest.mark.parametrize("beside", [[], ["mode=replay"]], ids=["alone", "beside a cell with a cause"])
@@ -520,9 +526,56 @@ def test_cells_stand_beside_what_they_are_compared_with(tmp_path: Path) -> None:
         ["bf16", 1, "", "", ""],
         ["bf16", 2, "", "", ""],
         ["fp16", 1, "dtype=bf16 seed=1", "equal", "equal"],
-        ["fp16", 2, "dtype=bf16 seed=2", "compute: block_post of block 0, rank 1, step 0", "differs"],
+        [
+            "fp16",
+            2,
+            "dtype=bf16 seed=2",
+            "compute: block_post of block 0, rank 1, step 0 (but one of the two does not repeat)",
+            "differs",
+        ],
         ["fp32", 1, "dtype=bf16 seed=1", "not compared: no result", ""],
     ]
+
+
+CLEAN = ("", ())
+REPEATED = ("block_post", (1, 2))
+ONCE = ("block_post", (2,))
+AT_BLOCK_0 = "compute: block_post of block 0, rank 0, step 0"
+DOUBT = " (but one of the two does not repeat)"
+
+
+@pytest.mark.parametrize(
+    ("own", "baseline", "words"),
+    [
+        ([CLEAN], [CLEAN], "equal"),
+        ([REPEATED], [CLEAN], AT_BLOCK_0),
+        ([CLEAN], [REPEATED], AT_BLOCK_0),
+        ([ONCE], [CLEAN], AT_BLOCK_0 + DOUBT),
+        ([CLEAN], [ONCE], AT_BLOCK_0 + DOUBT),
+        ([REPEATED, ONCE], [CLEAN, CLEAN], AT_BLOCK_0 + DOUBT),
+        ([REPEATED, CLEAN], [CLEAN, ONCE], AT_BLOCK_0 + DOUBT),
+        ([CLEAN, ONCE], [CLEAN, CLEAN], "equal"),
+        ([("grad", (1, 2))], [CLEAN], "grad w, rank 0, step 0"),
+    ],
+    ids=["equal", "both repeat", "both repeat, the baseline is other", "it does not", "its baseline does not",
+         "another trial does not", "another trial of its baseline does not", "equal all the same", "the cause is open"],
+)  # fmt: skip
+def test_what_does_not_repeat_is_said_beside_where_it_differs(
+    tmp_path: Path, own: list[Any], baseline: list[Any], words: str
+) -> None:
+    plan = plan_of(["dtype=bf16"], ["dtype=fp16"], common=["against=dtype:bf16", f"trials={len(own)}"])
+    sweep = write_cells(tmp_path, plan)
+    for cell, trials in zip(plan.cells, (baseline, own), strict=True):
+        for number, differs in enumerate(trials):
+
+            def records(rank: int, step: int, run: int, differs: Any = differs) -> list[Record]:
+                site, runs = differs
+                clean = [record("block_post", "blocks.0", block=0), record("grad", "w", phase="backward")]
+                other = rank == 0 and run in runs
+                return [replace(one, digest=7) if other and one.site == site else one for one in clean]
+
+            write_recorded(trial_of(sweep, cell, number), cell, number, records=records)
+    assert list(cell_table(load(tmp_path))["differs_from_baseline"]) == ["", words]
 
 
 def test_what_has_no_baseline_is_not_compared_and_says_why(tmp_path: Path) -> None:

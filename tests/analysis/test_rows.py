@@ -239,6 +239,35 @@ def test_a_cell_that_is_like_its_baseline_has_a_row_that_says_so(tmp_path: Path)
     row = _pair(tmp_path)
     assert (row["equal"], row["compared"], row["differing"], row["loss_equal"]) == (True, 2, 0, True)
     assert "site" not in row
+    assert row["repeats"] is True
+
+
+@pytest.mark.parametrize("whose", ["own", "baseline"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_baseline_row_says_whether_both_repeat(tmp_path: Path, whose: str, number: int) -> None:
+    cells = {"own": one_cell("seed=1", "trials=2"), "baseline": one_cell("seed=2", "trials=2")}
+    found = {}
+    for name, cell in cells.items():
+        paths = CellPaths(tmp_path / f"{cell.slug}-{cell.id}")
+        for trial in (0, 1):
+            differs = {1: {(0, 2): BLOCK_1_POST}} if (name, trial) == (whose, number) else None
+            write_trial(paths.trial(trial), cell, trial, differs=differs)
+        found[name] = read_trials(paths, cell.to_json())
+    row = baseline_row(cells["own"].to_json(), found["own"], cells["baseline"].to_json(), found["baseline"])
+    # Only the first trials are compared; whether a cell repeats all of its trials tell.
+    assert (row["repeats"], row["equal"]) == (False, number == 1)
+
+
+def test_a_cell_that_differs_in_all_runs_repeats(tmp_path: Path) -> None:
+    cells = [one_cell("seed=1"), one_cell("seed=2")]
+    found = []
+    for digest, cell in enumerate(cells):
+        paths = CellPaths(tmp_path / f"{cell.slug}-{cell.id}")
+        same = [record("loss", "loss", digest)]
+        write_recorded(paths.trial(0), cell, records=lambda *_, same=same: same)
+        found.append(read_trials(paths, cell.to_json()))
+    row = baseline_row(cells[0].to_json(), found[0], cells[1].to_json(), found[1])
+    assert (row["repeats"], row["equal"], row["differing"]) == (True, False, 2)
 
 
 def test_a_cell_that_is_not_like_its_baseline_has_the_first_place(tmp_path: Path) -> None:
@@ -261,6 +290,7 @@ def test_without_a_result_there_is_nothing_to_compare(tmp_path: Path, missing: s
     row = _pair(tmp_path, missing=missing)
     assert row["error"] == error
     assert "equal" not in row
+    assert "repeats" not in row
 
 
 def test_records_that_cannot_be_compared_are_said(tmp_path: Path) -> None:

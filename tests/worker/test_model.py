@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from detsweep.worker.model import RepeatedBlockModel, batch, build
+from detsweep.worker.model import Block, RepeatedBlockModel, batch, build
 from tests.support import compose, one_thread
 
 CPU = torch.device("cpu")
@@ -169,6 +171,28 @@ def test_dropout_zeroes_its_share_of_both_branches_anew_each_time() -> None:
 @pytest.mark.parametrize("overrides", [(), ("experts=4", "moe=topk"), ("model.dropout=0.1",)], ids=str)
 def test_recomputing_activations_changes_no_bit(overrides: tuple[str, ...]) -> None:
     assert _differ(_step(_build(*overrides)), _step(_build(*overrides, AGAIN))) == []
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "block"])
+def test_what_is_inside_a_block_is_looked_up_each_time_it_runs(checkpointing: str) -> None:
+    # An observer puts itself around it while it looks.
+    block = _build(f"checkpointing={checkpointing}", "model.num_layers=1").blocks[0]
+    assert isinstance(block, Block)
+    assert block.checkpointed is (checkpointing == "block")
+    inside, calls = block.inside, Counter[str]()
+    hidden = torch.randn(2, 32, 64, requires_grad=True)
+
+    def counted(tensor: Tensor) -> Tensor:
+        calls["inside"] += 1
+        return inside(tensor)
+
+    expected = block(hidden)
+    block.inside = counted  # type: ignore[method-assign,assignment]
+    output = block(hidden)
+    assert torch.equal(output, expected)
+    assert calls["inside"] == 1
+    output.sum().backward()
+    assert calls["inside"] == (2 if checkpointing == "block" else 1)
 
 
 def test_without_the_random_state_other_units_are_dropped_when_recomputing() -> None:

@@ -188,6 +188,32 @@ def test_what_is_unseen_may_be_nested(model: RepeatedBlockModel, tmp_path: Path)
     assert looked == [True, False, True]
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_what_is_compiled_is_not_hooked_inside(tmp_path: Path, compiled: bool) -> None:
+    model = build(compose("model.num_layers=2", "model.dropout=0.1"), CPU)
+    progress = Progress(tmp_path / "rank000.progress")
+    observer = Observer(model, level="block", checksum="xxh3", fingerprint=xxh3, progress=progress, compiled=compiled)
+    assert observer.compiled is compiled
+    with observer.observed():
+        hooked = {name for name, module in model.named_modules() if module._forward_pre_hooks}
+    dropouts = {f"blocks.{block}.{part}_dropout" for block in (0, 1) for part in ("attention", "ffn")}
+    assert hooked == {"blocks.0", "blocks.1"} | (set() if compiled else dropouts)
+
+
+@pytest.mark.parametrize("level", ["block", "collective", "op"])
+def test_a_step_may_be_observed_in_parts(tmp_path: Path, level: str) -> None:
+    model = build(compose("model.num_layers=2", "checkpointing=block"), CPU)
+    observer = _observer(model, tmp_path, level)
+    ids, _ = batch(compose(), 0, CPU)
+    for _ in range(2):
+        with observer.observed():
+            observer.phase = "forward"
+            model(ids)
+    digests = observer.finish(rank=0, step=0, run="r1").digests("block_post")
+    assert digests[:2] == digests[2:]
+    assert not any("inside" in vars(block) for block in model.blocks)
+
+
 LEVELS = {
     "off": set(),
     "block": {"block_pre", "block_post"},

@@ -154,7 +154,25 @@ def test_nothing_is_compiled_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -
     with group_of_one():
         model = _sharded()
     compile_forwards(model, compose())
-    assert not {"forward", "_inside", "_head"} & {*vars(model), *vars(model.embedding), *vars(model.blocks[0])}
+    assert not {"forward", "inside", "_head"} & {*vars(model), *vars(model.embedding), *vars(model.blocks[0])}
+
+
+def test_each_part_is_compiled_on_its_own_and_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[object] = []
+
+    def compile_part(part: object, *, dynamic: bool) -> object:
+        compiled.append(part)
+        return f"compiled {len(compiled)}"
+
+    monkeypatch.setattr(torch, "compile", compile_part)
+    with group_of_one():
+        model = _sharded()
+    expected = [model.embedding.forward, *(block.inside for block in model.blocks), model._head]
+    compile_forwards(model, compose("compile=true"))
+    assert compiled == expected
+    assert [vars(block)["inside"] for block in model.blocks] == ["compiled 2", "compiled 3"]
+    # A block's own forward, around which hooks and the recomputation are, stays what it was.
+    assert not any("forward" in vars(block) for block in model.blocks)
 
 
 @pytest.mark.parametrize(
