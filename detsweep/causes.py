@@ -155,7 +155,8 @@ def _direct(first: Difference, stream: Stream, level: str, restored: bool) -> st
     record, site = first.record, first.record.site
     if first.kind in ("sequence", "layout"):
         return "sequence"
-    if site in ("input", "rng") and not (restored and record.phase == "before"):
+    if site == "input" or (site == "rng" and not (restored and record.phase == "before")):
+        # Data are not restored from anywhere.
         return site
     if record.phase == "before":
         return "checkpoint" if restored else "memory"

@@ -155,11 +155,13 @@ def cannot_strike(kind: str, config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def expected_cause(kind: str, site: str, config: Mapping[str, Any]) -> str | None:
+def expected_cause(kind: str, site: str, config: Mapping[str, Any], step: int = 0) -> str | None:
     """The cause that is to be named for a fault of a kind at the site at which it is found first; None: not known."""
     level = config["observe"]["name"]
     if kind in _CAUSES:
-        return "checkpoint" if kind == "rng_not_restored" and config["mode"]["name"] == "resume" else _CAUSES[kind]
+        loaded = config["mode"]["name"] == "resume" and (kind == "rng_not_restored" or step == resumed_at(config))
+        # State that is wrong at the first step after the break is not told from state that was loaded wrong.
+        return "checkpoint" if loaded and kind in ("rng_not_restored", "zeroed_shard", "param_drift") else _CAUSES[kind]
     if site == "op":
         return "compute"
     if level == "op":

@@ -114,8 +114,22 @@ def test_the_loss_is_counted_only_where_it_differs(tmp_path: Path) -> None:
 def test_a_launch_that_does_not_repeat_itself_keeps_what_it_found_and_has_more(tmp_path: Path) -> None:
     results = _settled(tmp_path, {1: _at("grad", rank=0, run=2)})
     result = results[1]
-    assert _places(result) == [(0, 0, "r2", "grad", "r1", "compute"), (0, 0, "r2", "grad", "trial0", "compute")]
+    assert _places(result) == [(0, 0, "r2", "grad", "r1", None), (0, 0, "r2", "grad", "trial0", None)]
     assert (result["first"]["reference"], result["replays"], result["diverged_replays"]) == ("r1", 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("level", "cause", "closer"),
+    [("block", None, "op"), ("module", None, "op"), ("collective", "compute", "op"), ("op", "memory", None)],
+)
+def test_why_a_gradient_of_a_launch_differs_is_told_by_the_levels_that_see_collectives(
+    tmp_path: Path, level: str, cause: str | None, closer: str | None
+) -> None:
+    results = _settled(tmp_path, {1: _at("grad", rank=0, run=2)}, f"observe={level}")
+    found = results[1]["ranks"][0]["divergences"]
+    assert [(d["reference"], d["cause"], d["closer"]) for d in found] == [
+        (reference, cause, closer) for reference in ("r1", "trial0")
+    ]
 
 
 def test_where_the_first_launch_is_the_odd_one_all_others_differ_from_it(tmp_path: Path) -> None:

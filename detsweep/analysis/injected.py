@@ -75,7 +75,7 @@ def _found(
     return {
         "detected": first is not None,
         "placed": _in_place(hits, found),
-        "caused": first is not None and first["cause"] == expected_cause(put["kind"], put["site"], config),
+        "caused": first is not None and first["cause"] == expected_cause(put["kind"], put["site"], config, step),
         "detected_by_replay": bool(_at(ranks, "replay_divergences", step, run) if lockstep else found),
         "found_cause": None if first is None else first["cause"],
     }
