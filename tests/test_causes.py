@@ -179,14 +179,19 @@ def test_another_layout_is_received_from_nobody() -> None:
     assert (found[0].cause, found[0].origin) == ("sequence", None)
 
 
-@pytest.mark.parametrize("place", [("param", "before"), ("rng", "before"), ("input", "before"), ("buffer", "before")])
+@pytest.mark.parametrize("place", [("param", "before"), ("rng", "before"), ("buffer", "before")])
 def test_what_a_restored_step_starts_from_was_loaded(place: Place) -> None:
     assert _only(TRAINED, place, restored=True) == ("checkpoint", None)
 
 
 @pytest.mark.parametrize(
     ("place", "cause"),
-    [(("rng", "forward"), "rng"), (("block_post", "forward"), "compute"), (("optim", "after"), "optimizer")],
+    [
+        (("input", "before"), "input"),
+        (("rng", "forward"), "rng"),
+        (("block_post", "forward"), "compute"),
+        (("optim", "after"), "optimizer"),
+    ],
 )
 def test_what_a_restored_step_does_after_that_is_its_own(place: Place, cause: str) -> None:
     assert _only(TRAINED, place, restored=True)[0] == cause

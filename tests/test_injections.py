@@ -239,7 +239,7 @@ OF_ITS_SITE: dict[str, tuple[str | None, ...]] = {
 
 
 def _cell(level: str, mode: str = "replay") -> dict[str, Any]:
-    return {"observe": {"name": level}, "mode": {"name": mode}}
+    return {"observe": {"name": level}, "mode": {"name": mode}, "steps": 4}
 
 
 EVERYWHERE = [(kind, site) for kind, sites in KINDS.items() for site in sites]
@@ -253,6 +253,18 @@ def test_every_fault_has_the_cause_of_its_kind_or_site(kind: str, site: str) -> 
             causes = ("checkpoint",) * len(LEVELS)
         assert tuple(expected_cause(kind, site, _cell(level, mode)) for level in LEVELS) == causes
         assert set(causes) <= {None, *CAUSES}
+
+
+@pytest.mark.parametrize("kind", ["zeroed_shard", "param_drift"])
+def test_state_that_is_wrong_at_the_break_is_taken_for_a_checkpoint_that_is(kind: str) -> None:
+    cell = {**_cell("block", "resume"), "steps": 4}
+    assert [expected_cause(kind, "param", cell, step) for step in range(4)] == [
+        "memory",
+        "memory",
+        "checkpoint",
+        "memory",
+    ]
+    assert expected_cause("input_flip", "input", cell, 2) == "input"
 
 
 _PHASE = {"input": "before", "rng": "before", "param": "before", "block_grad_in": "backward", "grad": "backward"}
