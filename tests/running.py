@@ -106,6 +106,26 @@ def gone(pids: Iterable[int], patience_s: float = 10.0) -> None:
     eventually(none_left, patience_s)
 
 
+def processes_of(folder: Path) -> set[int]:
+    """Pids of all that run for trials of a sweep: what a trial starts has the paths of its locks in its environment."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if str(folder).encode() in path.read_bytes() and alive(int(path.parent.name)):
+                found.add(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def parent(pid: int) -> int | None:
+    """The process that started another one; None when that is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
 def alive(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
     try:

@@ -10,6 +10,7 @@ import pytest
 
 import detsweep as package
 from tests.conftest import Ran, Run
+from tests.running import processes_of
 
 
 def all_lines(cell: Path, *, rank: int) -> list[dict[str, Any]]:
@@ -18,6 +19,10 @@ def all_lines(cell: Path, *, rank: int) -> list[dict[str, Any]]:
 
 def first_line(cell: Path) -> dict[str, Any]:
     return all_lines(cell, rank=0)[0]
+
+
+def outcome(cell: Path, rank: int) -> list[int]:
+    return [record[5] for line in all_lines(cell, rank=rank) for record in line["records"]]
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +85,17 @@ def test_trials_and_slots(detsweep: Run) -> None:
     for cell in ran.cells().values():
         one, two = ((cell / f"trial{n}" / "rank000.jsonl").read_text() for n in (0, 1))
         assert one == two
+
+
+def test_company_that_changes_no_bit(detsweep: Run) -> None:
+    ran = detsweep("-m", "stress=none,jitter,contention,churn", "model.dropout=0.1", "experts=4", "steps=2")
+    assert ran.code == 0, ran.out + ran.err
+    sweep = package.load(ran.folder)
+    assert list(sweep.trials["verdict"]) == ["pass"] * 4
+    # Nor does the company of one cell make it another than the one without.
+    lines = {tuple(map(tuple, (outcome(cell, rank) for rank in (0, 1)))) for cell in ran.cells().values()}
+    assert len(lines) == 1
+    assert processes_of(ran.folder) == set()
 
 
 def test_mitigations_reach_every_rank_and_the_shell_does_not(detsweep: Run) -> None:

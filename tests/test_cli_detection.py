@@ -56,7 +56,9 @@ def test_the_other_rank_is_clean_up_to_the_gradients_that_a_reduce_scatter_broug
     assert set(clean["differs"]) == {"grad"}
     # Backward reaches block 3 first: its reduce-scatter is the first collective that carries rank 1's other bits.
     assert clean["divergences"][0]["block"] == 3
-    assert {"block_post", "block_pre", "logits", "loss", "grad"} == set(struck["differs"])
+    assert {"block_post", "block_pre", "logits", "loss", "block_grad_out", "block_grad_in", "grad"} == set(
+        struck["differs"]
+    )
 
 
 def test_divergences_have_a_row_for_each_rank_and_are_marked_as_a_fault(flipped_bit: Ran) -> None:

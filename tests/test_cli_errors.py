@@ -60,7 +60,10 @@ WRONG = [
     (["mode=train", "clip=-1"], "clip=-1.0: must be above 0, or null for no clipping"),
     (["mode=train", "lr=-1"], "lr=-1.0: must be at least 0"),
     (["model.dropout=2"], "model.dropout=2.0: must be at most 0.99"),
-    (["observe=op", "compile=true"], "observe=op: cannot look into compiled blocks; use observe=block, or compile=false"),
+    (
+        ["observe=op", "compile=true"],
+        "observe=op: cannot look into compiled blocks; use observe=block, or compile=false",
+    ),
     (["-m", "drill=true,false"], "drill=False,True: cannot be an axis of a sweep"),
     (["against=checkpointing"], "against=checkpointing: must be key:value"),
 ]

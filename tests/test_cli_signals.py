@@ -10,7 +10,7 @@ import pytest
 
 import detsweep as package
 from tests.conftest import run_detsweep
-from tests.running import Driver, eventually, gone
+from tests.running import Driver, eventually, gone, parent, processes_of
 
 SIGNALS = [
     (signal.SIGINT, True),
@@ -47,6 +47,21 @@ def test_a_signal_ends_the_sweep_and_every_process(
     assert "to go on: python -m detsweep -m steps=1,1000000,2 folder=" in driver.out
     assert "Traceback" not in driver.out
     assert (driver.folder / "matrix.md").exists()
+
+
+def test_what_competes_with_a_step_ends_with_it(detsweep_folder: Driver) -> None:
+    driver = detsweep_folder
+    driver.start("-m", "stress=contention", "steps=1,1000000")
+    eventually(lambda: list(driver.folder.glob("cells/*/trial0/result.json")) or None)
+    ranks = driver.ranks_in_a_run(2)
+    # The first trial is over: these are the competitors of the second alone, one of each rank.
+    competing = {pid for pid in processes_of(driver.folder) if parent(pid) in ranks.values()}
+    assert len(competing) == 2
+    # One rank dies as hard as can be, the other one is asked to end.
+    os.kill(ranks[1], signal.SIGKILL)
+    assert driver.wait() == 3
+    gone(driver.seen | competing)
+    assert processes_of(driver.folder) == set()
 
 
 def test_after_the_drivers_death_nothing_is_left_and_the_same_command_does_the_rest(detsweep_folder: Driver) -> None:

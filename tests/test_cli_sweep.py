@@ -99,9 +99,16 @@ def test_records_name_every_site_in_order_of_execution(main_job: Ran) -> None:
     run = records[records["run"] == "r1"]
     assert list(run["seq"]) == list(range(len(run)))
     sites = list(dict.fromkeys(site for site in run["site"] if site != "rng"))
-    assert sites == ["input", "block_pre", "block_post", "logits", "loss", "grad", "param"]
+    assert sites == [
+        "input", "param", "block_pre", "block_post", "logits", "loss", "block_grad_out", "block_grad_in", "grad"
+    ]  # fmt: skip
+    assert list(dict.fromkeys(run["phase"])) == ["before", "forward", "backward", "after"]
+    for phase in ("before", "after"):
+        assert {"rng", "param"} <= set(run.loc[run["phase"] == phase, "site"])
     blocks = run[run["site"].isin(["block_pre", "block_post"])]
     assert list(blocks["block"]) == [0, 0, 1, 1, 2, 2, 3, 3]
+    gradients = run[run["site"].isin(["block_grad_in", "block_grad_out"])]
+    assert list(gradients["block"]) == [3, 3, 2, 2, 1, 1, 0, 0]
 
 
 def test_matrix_files_are_those_of_the_analysis_command(main_job: Ran) -> None:
