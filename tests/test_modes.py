@@ -71,6 +71,6 @@ def test_ranks_that_each_have_the_whole_model_have_all_in_common(site: str) -> N
     ],
 )
 def test_of_a_collective_the_whole_side_is_common(operator: str, common: str | None) -> None:
-    config, name = compose("mode=lockstep"), collective_name(operator, 3, "mesh", "blocks.0")
+    config, name = compose("mode=lockstep"), collective_name(operator, 3, "mesh") + " in blocks.0"
     sides = ("collective_in", "collective_out")
     assert [site for site in sides if comparable_between_ranks(config, record(site, name))] == [common] * bool(common)
