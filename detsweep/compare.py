@@ -198,6 +198,16 @@ def described(stream: Stream, difference: Difference, reference: str) -> Diverge
     )
 
 
+def run_number(run: str) -> int:
+    """2 of `r2`: as words, `r10` comes before it."""
+    return int(run.removeprefix("r"))
+
+
+def when(divergence: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    """What orders divergences (as JSON) of one trial: step, run, place in the run, rank."""
+    return divergence["step"], run_number(divergence["run"]), divergence["seq"], divergence["rank"]
+
+
 def _content(record: Record) -> tuple[Any, ...]:
     return record.shape, record.dtype, record.digest, record.inputs
 

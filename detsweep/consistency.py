@@ -8,6 +8,7 @@ from typing import Any
 from detsweep import mitigations, modes
 from detsweep.environment import FOREIGN
 from detsweep.injections import KINDS, can_strike, cannot_strike, site_of
+from detsweep.schema import FaultConfig
 
 # detsweep sets these itself: a trial gets its own share of the GPUs that the shell shows.
 RESERVED = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -89,6 +90,8 @@ def _fault(config: Mapping[str, Any]) -> Iterator[str]:
             yield f"mode={config['mode']['name']}: a campaign needs steps that each start clean; use mode=replay"
         if config["steps"] < 2:
             yield f"steps={config['steps']}: a campaign has one fault in each step after the first; at least 2"
+    elif kind in KINDS and fault["site"] != FaultConfig.site and fault["site"] not in KINDS[kind]:
+        yield f"fault.site={fault['site']}: fault={kind} strikes at {', '.join(KINDS[kind])}"
     elif kind in KINDS and (reason := cannot_strike(kind, config)):
         yield f"fault={kind}: {reason}"
     if kind not in ("none", "campaign"):

@@ -9,7 +9,7 @@ from typing import Any
 from detsweep import modes
 from detsweep.capture import Stream, read_streams
 from detsweep.causes import attribute
-from detsweep.compare import Divergence
+from detsweep.compare import Divergence, when
 from detsweep.paths import FileError, TrialPaths
 
 COMPARABLE = ("pass", "diverged")
@@ -28,7 +28,7 @@ class CrossComparison:
 
     @property
     def first(self) -> Divergence | None:
-        return min(self.divergences, key=_when, default=None)
+        return min(self.divergences, key=lambda divergence: when(divergence.to_json()), default=None)
 
 
 Trials = Mapping[int, tuple[TrialPaths, Mapping[str, Any]]]
@@ -70,14 +70,14 @@ def _merged(result: Mapping[str, Any], cross: CrossComparison, reference: str) -
         for rank in result["ranks"]
     ]
     diverged = [rank["rank"] for rank in ranks if rank["divergences"]]
-    firsts = [d for d in (result["first"], next(iter(sorted(found, key=_place)), None)) if d is not None]
+    firsts = [d for d in (result["first"], min(found, key=when, default=None)) if d is not None]
     verdict = "diverged" if result["verdict"] == "pass" and diverged else result["verdict"]
     return {
         **result,
         "verdict": verdict,
         "ranks": ranks,
         "diverged_ranks": diverged,
-        "first": min(firsts, key=_place, default=None),
+        "first": min(firsts, key=when, default=None),
         "replays": result["replays"] + cross.compared,
         "diverged_replays": result["diverged_replays"] + len({(d["step"], d["run"]) for d in found}),
         "loss": {
@@ -86,10 +86,6 @@ def _merged(result: Mapping[str, Any], cross: CrossComparison, reference: str) -
             "of": result["loss"]["of"] + len({(d["step"], d["run"]) for d in found}),
         },
     }
-
-
-def _place(divergence: Mapping[str, Any]) -> tuple[int, int, int, int]:
-    return divergence["step"], int(divergence["run"].removeprefix("r")), divergence["seq"], divergence["rank"]
 
 
 def against_baseline(
@@ -136,7 +132,3 @@ def _groups(result: Mapping[str, Any]) -> dict[int, dict[str, tuple[int, ...]]]:
         rank["rank"]: {name: tuple(members) for name, members in rank.get("groups", {}).items()}
         for rank in result.get("ranks", ())
     }
-
-
-def _when(divergence: Divergence) -> tuple[int, int, int, int]:
-    return divergence.step, int(divergence.run.removeprefix("r")), divergence.seq, divergence.rank

@@ -11,7 +11,7 @@ from typing import Any
 from detsweep import modes
 from detsweep.capture import Stream
 from detsweep.causes import attribute
-from detsweep.compare import Divergence, compare, recomputed, vote
+from detsweep.compare import Divergence, compare, recomputed, run_number, vote, when
 
 Streams = Mapping[tuple[int, str], Stream]
 """A rank's streams by step and run."""
@@ -103,7 +103,9 @@ def _lockstep(
         merged.append(
             {
                 **result,
-                "divergences": _json(sorted([*found.get(number, []), *alone], key=lambda d: (d.step, _number(d.run)))),
+                "divergences": _json(
+                    sorted([*found.get(number, []), *alone], key=lambda d: (d.step, run_number(d.run)))
+                ),
                 "replay_divergences": _json(replayed.get(number, [])),
                 "differs": dict(differs[number]),
             }
@@ -116,7 +118,7 @@ def _ties(config: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> Iter
         return
     tied = [d for rank in ranks for d in rank["divergences"] if d["kind"] == "tie"]
     if tied:
-        first = min(tied, key=lambda d: (d["step"], _number(d["run"]), d["seq"]))
+        first = min(tied, key=when)
         yield (
             f"ranks differ at {first['site']} {first['name']}, step {first['step']} {first['run']}, and no value has a "
             f"majority: which rank is wrong is not known (with world.nproc_per_node=3 or more it can be voted on)"
@@ -126,7 +128,7 @@ def _ties(config: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> Iter
 def _loss(
     config: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]], streams: Mapping[int, Streams]
 ) -> dict[str, int | None]:
-    diverged = sorted(diverged_runs(ranks), key=lambda place: (_number(place[1]), place[0]))
+    diverged = sorted(diverged_runs(ranks), key=lambda place: (run_number(place[1]), place[0]))
     noticed = [place for place in diverged if _loss_differs(config, streams, *place)]
     loss: dict[str, int | None] = {"differs": len(noticed), "of": len(diverged)}
     if modes.trains(config) and diverged:
@@ -134,10 +136,6 @@ def _loss(
         first, run = diverged[0]
         loss["steps_later"] = next((step - first for step, other in noticed if other == run), None)
     return loss
-
-
-def _number(run: str) -> int:
-    return int(run.removeprefix("r"))
 
 
 def _loss_differs(config: Mapping[str, Any], streams: Mapping[int, Streams], step: int, run: str) -> bool:

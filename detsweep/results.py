@@ -8,6 +8,7 @@ from typing import Any
 
 from detsweep import modes
 from detsweep.capture import SCHEMA, read_streams
+from detsweep.compare import when
 from detsweep.failures import explain_failure, explain_timeout
 from detsweep.judgement import Judged, Streams, judge, needed, notes_of
 from detsweep.paths import FileError, TrialPaths, read_json
@@ -156,7 +157,7 @@ def _verdict(judged: Judged) -> dict[str, Any]:
         "verdict": "invalid" if lost else "diverged" if diverged else "pass",
         "error": "not in force: " + "; ".join(lost) if lost else None,
         "diverged_ranks": diverged,
-        "first": min(firsts, key=_when, default=None),
+        "first": min(firsts, key=when, default=None),
         "differs": dict(differs),
         "replays": judged.compared,
         "diverged_replays": len({(d["step"], d["run"]) for rank in ranks for d in rank["divergences"]}),
@@ -166,7 +167,3 @@ def _verdict(judged: Judged) -> dict[str, Any]:
         "step_ms": max(rank["step_ms"] for rank in ranks),
         "plain_step_ms": max(rank["plain_step_ms"] for rank in ranks),
     }
-
-
-def _when(divergence: Mapping[str, Any]) -> tuple[int, int, int, int]:
-    return divergence["step"], int(divergence["run"].removeprefix("r")), divergence["seq"], divergence["rank"]

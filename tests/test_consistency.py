@@ -68,7 +68,6 @@ def test_what_needs_company_says_so_alone(option: str) -> None:
         ("world.nproc_per_node=4", "world.shard_ranks=2"),
         ("fault=campaign", "steps=9", "fault.kinds=[swap,stale_tensor]", "fault.persistence=persistent"),
         ("fault=bit_flip", "fault.site=op", "observe=op"),
-        ("fault=param_drift", "fault.site=op"),
     ],
     ids=" ".join,
 )
@@ -153,6 +152,11 @@ KINDS = (
             (*ONE, "world.shard_ranks=1"),
             f"fault=reordered_collectives: {GATHERED}",
         ),
+        (
+            ("fault=swap", "fault.site=param"),
+            "fault.site=param: fault=swap strikes at block_post, block_grad_in, logits, grad, op",
+        ),
+        (("fault=param_drift", "fault.site=grad"), "fault.site=grad: fault=param_drift strikes at param"),
         (("fault=swap", "fault.site=op"), "fault=swap: fault.site=op needs observe=op"),
         (
             ("fault=stale_tensor", "fault.step=null"),

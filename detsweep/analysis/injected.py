@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from detsweep import modes
+from detsweep.compare import run_number
 from detsweep.injections import expected_cause, ledger
 
 INJECTION_COLUMNS = (
@@ -88,7 +89,7 @@ def clean(config: Mapping[str, Any], result: Mapping[str, Any]) -> Clean:
     against_first = config["mode"]["name"] != "lockstep"
     compared = false_alarms = 0
     for step, run in modes.expected_runs(config):
-        number = int(run.removeprefix("r"))
+        number = run_number(run)
         # A fault in the first run shows in every run that is held against it, in lockstep too.
         if (against_first and number == 1) or (step, number) in struck or (step, 1) in struck:
             continue
