@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-# Variables that change which bits a training step produces. What the shell happens to hold of them does not reach
-# a trial unless a mitigation, `env` or `keep_env` says so, or two cells would differ by more than their settings.
+from detsweep.mitigations import catalogue
+
+# Variables that change which bits a training step produces: all that the catalogue describes, and whatever else these
+# families hold. What the shell happens to have of them does not reach a trial unless a mitigation, `env` or `keep_env`
+# says so, or two cells would differ by more than their settings.
 NUMERIC_PREFIXES = (
     "AMDGCN_",
     "AMD_SERIALIZE_",
@@ -42,30 +45,6 @@ NUMERIC_PREFIXES = (
     "TORCH_ROCM_",
     "TRITON_",
 )
-NUMERIC_NAMES = (
-    "ATEN_CPU_CAPABILITY",
-    "CAUSAL_CONV1D_DETERMINISTIC",
-    "CUBLASLT_WORKSPACE_SIZE",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "CUDA_LAUNCH_BLOCKING",
-    "CUDNN_LOGINFO_DBG",
-    "GLOO_DEVICE_TRANSPORT",
-    "GPU_MAX_HW_QUEUES",
-    "HIPBLAS_WORKSPACE_CONFIG",
-    "HIP_FORCE_DEV_KERNARG",
-    "HIP_LAUNCH_BLOCKING",
-    "MAMBA_DETERMINISTIC",
-    "NVIDIA_TF32_OVERRIDE",
-    "PYTHONHASHSEED",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "PYTORCH_HIP_ALLOC_CONF",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING",
-    "ROC_GLOBAL_CU_MASK",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-    "TORCH_GLOO_LAZY_INIT",
-)
 # These say how to reach the network or what to log, and are needed to start at all on many clusters.
 KEPT_NAMES = (
     "NCCL_DEBUG",
@@ -78,6 +57,7 @@ KEPT_NAMES = (
     "NCCL_SOCKET_IFNAME",
     "HSA_OVERRIDE_GFX_VERSION",
 )
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 # A launcher's own variables must not reach another launcher's processes.
 FOREIGN = re.compile(
     r"(SUBMITIT_\w+|TORCHELASTIC_\w+|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|ROLE_RANK"
@@ -87,36 +67,85 @@ FOREIGN = re.compile(
 
 @dataclass(frozen=True)
 class ChildEnvironment:
-    """The variables of a trial's processes; of these the ones that the shell has not, or otherwise; and the shell's
-    own that were taken away.
+    """The variables of a trial's processes; of these the ones that the shell has not, or otherwise; the shell's own
+    that were taken away; and what the shell had where the cell asks for something else.
     """
 
     variables: dict[str, str]
     changed: dict[str, str]
     removed: dict[str, str]
+    overruled: dict[str, str]
 
 
 def changes_numerics(name: str) -> bool:
     """Whether a variable belongs to those that change the bits of a step."""
-    return name not in KEPT_NAMES and (name in NUMERIC_NAMES or name.startswith(NUMERIC_PREFIXES))
+    return name not in KEPT_NAMES and (name.startswith(NUMERIC_PREFIXES) or name in catalogue())
+
+
+def overruled(base: Mapping[str, str], wanted: Mapping[str, str | None]) -> dict[str, str]:
+    """What the shell has of the variables of which a cell asks for something else."""
+    return {name: base[name] for name, value in wanted.items() if name in base and base[name] != value}
+
+
+def kept_out(base: Mapping[str, str], wanted: Sequence[Mapping[str, str | None]]) -> list[str]:
+    """The shell's variables that change bits and that no cell has anything to say of: no trial gets them."""
+    own = set(THREAD_VARIABLES).union(*wanted)
+    return sorted(name for name in base if changes_numerics(name) and name not in own)
+
+
+def thread_variables(threads: int, wanted: Mapping[str, str | None]) -> dict[str, str]:
+    """The variables that give a rank its threads: the cell's own number, or the one that it asks for.
+
+    Where it asks for one of them alone the other follows: torch takes the smaller.
+    """
+    asked = [value for name in THREAD_VARIABLES if (value := wanted.get(name)) is not None]
+    number = asked[0] if len(asked) == 1 else str(threads)
+    return {name: wanted.get(name) or number for name in THREAD_VARIABLES}
+
+
+def isolated(cache: Path | None, *, compiles: bool, gpu: bool) -> dict[str, str]:
+    """Variables that point libraries at files of a cell's own, in place of what lies in the home or working directory.
+
+    `cache`: the folder for what they find out and keep (tuning results, compiled kernels); None: the shared places.
+    """
+    variables = {"NCCL_CONF_FILE": os.devnull} if gpu else {}
+    if cache is None:
+        return variables
+    if compiles:
+        variables |= {"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"), "TRITON_CACHE_DIR": str(cache / "triton")}
+    if gpu:
+        variables |= {
+            "MIOPEN_CUSTOM_CACHE_DIR": str(cache / "miopen-kernels"),
+            "MIOPEN_USER_DB_PATH": str(cache / "miopen"),
+            "PYTORCH_KERNEL_CACHE_PATH": str(cache / "torch"),
+            "PYTORCH_TUNABLEOP_FILENAME": str(cache / "tunableop_results%d.csv"),
+        }
+    return variables
 
 
 def child_environment(
-    base: Mapping[str, str], wanted: Mapping[str, str | None], *, threads: int, gpus: Sequence[str]
+    base: Mapping[str, str],
+    wanted: Mapping[str, str | None],
+    *,
+    threads: int,
+    gpus: Sequence[str],
+    defaults: Mapping[str, str],
 ) -> ChildEnvironment:
     """The environment in which a trial's torchrun is started.
 
     `base` is the shell's; `wanted` what the cell sets (None: unset); `gpus` are the trial's own, and none hides them
-    all. The thread count is always set: torchrun would otherwise set one thread by itself, but only where there is
-    more than one rank.
+    all; `defaults` are set unless the cell says otherwise. The thread count is always set: torchrun would otherwise set
+    one thread by itself, but only where there is more than one rank.
     """
     variables = {
         name: value for name, value in base.items() if not FOREIGN.fullmatch(name) and not changes_numerics(name)
     }
-    variables["OMP_NUM_THREADS"] = variables["MKL_NUM_THREADS"] = str(threads)
+    own = thread_variables(threads, wanted)
+    variables |= own
     variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     # On AMD it would win over the line above.
     variables.pop("HIP_VISIBLE_DEVICES", None)
+    variables |= defaults
     for name, value in wanted.items():
         if value is None:
             variables.pop(name, None)
@@ -125,7 +154,7 @@ def child_environment(
     # What submitit says to its own task was never the shell's.
     removed = {k: v for k, v in base.items() if k not in variables and not k.startswith("SUBMITIT_")}
     changed = {k: v for k, v in variables.items() if base.get(k) != v}
-    return ChildEnvironment(variables, changed, removed)
+    return ChildEnvironment(variables, changed, removed, overruled(base, {**own, **wanted}))
 
 
 def visible_gpus() -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from detsweep.mitigations import combine
 from detsweep.modes import resumed_at, trains
 
 ACTIVATIONS = ("block_post", "block_grad_in", "logits", "grad", "op")
@@ -72,12 +73,21 @@ def site_of(kind: str, asked: str) -> str:
 def ledger(config: Mapping[str, Any]) -> tuple[Injection, ...]:
     """All injections of a cell, from its configuration alone: the same on every rank, and for whoever judges."""
     fault = config["fault"]
-    if fault["kind"] in ("none", "rank_failure"):
+    if fault["kind"] in ("none", "rank_failure") or _cured(config):
         return ()
     chance = random.Random(f"{config['seed']}:faults")
     if fault["kind"] == "campaign":
         return tuple(_campaign(config, chance))
     return tuple(_single(config, chance))
+
+
+def _cured(config: Mapping[str, Any]) -> bool:
+    """Whether a cell has all the variables without which its fault strikes."""
+    unless = config["fault"]["unless"]
+    if not unless:
+        return False
+    env = combine(config["mitigation"], config["env"]).env
+    return all(env.get(name) == value for name, value in unless.items())
 
 
 def _single(config: Mapping[str, Any], chance: random.Random) -> Iterator[Injection]:

@@ -19,6 +19,11 @@ def trains(config: Mapping[str, Any]) -> bool:
     return config["mode"]["name"] in TRAINING
 
 
+def compiles(config: Mapping[str, Any]) -> bool:
+    """Whether a cell's step compiles anything: flex attention is compiled whatever `compile` says."""
+    return bool(config["compile"]) or config["model"]["attention"] == "flex"
+
+
 def launches(config: Mapping[str, Any]) -> int:
     """How many torchrun launches, in fresh processes, one trial is made of."""
     return 2 if config["mode"]["name"] == "resume" else 1

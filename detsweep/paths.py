@@ -65,6 +65,20 @@ class TrialPaths:
         return self.folder / f"rank{rank:03d}.jsonl"
 
     @property
+    def cache(self) -> Path:
+        """What libraries find out and keep in this trial alone (kernel_cache=trial)."""
+        return self.folder / "cache"
+
+    @property
+    def cell_cache(self) -> Path:
+        """The same for all trials of the cell (kernel_cache=cell)."""
+        return self.folder.parent / "cache"
+
+    def nccl_log(self, process: int | str) -> Path:
+        """What NCCL or RCCL says of itself in a process; NCCL puts the pid in the place of %p."""
+        return self.logs / f"nccl-{process}.log"
+
+    @property
     def checkpoint(self) -> Path:
         """What mode `resume` saves in its middle, and removes when all was equal."""
         return self.folder / "checkpoint"
@@ -131,6 +145,11 @@ class SweepPaths:
     @property
     def matrix_csv(self) -> Path:
         return self.folder / "matrix.csv"
+
+    @property
+    def search(self) -> Path:
+        """What a search has tried and found."""
+        return self.folder / "search.json"
 
     @property
     def jobs(self) -> Path:

@@ -7,37 +7,35 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from detsweep import baselines, consistency, environment, mitigations
+from detsweep import asked, baselines, consistency, environment, mitigations
 from detsweep.capture import SCHEMA
+from detsweep.mitigations import Settings
+from detsweep.paths import conf_dir
 from detsweep.schema import FaultConfig
 from detsweep.validate import lookup, problems
 
 # How a cell is launched, where it is kept and how its result is judged say nothing about what it computes.
-NOT_IDENTITY = ("launch", "folder", "dry_run", "trials", "mitigation_force", "positive_control", "against", "drill")
+NOT_IDENTITY = (
+    "launch", "folder", "dry_run", "trials", "mitigation_force", "positive_control", "against", "drill", "require",
+    "search",
+)  # fmt: skip
 SWEEP_WIDE = (
-    "folder",
-    "dry_run",
-    "trials",
-    "mitigation_force",
-    "positive_control",
-    "against",
-    "drill",
-    "launch.name",
-    "launch.max_parallel",
-    "launch.timeout_min",
-    "launch.fail_fast",
-    "launch.rerun",
-)
+    "folder", "dry_run", "trials", "mitigation_force", "positive_control", "against", "drill", "require", "search.name",
+    "search.candidates", "search.axes", "search.confidence", "search.verify", "search.max_trials", "launch.name",
+    "launch.max_parallel", "launch.timeout_min", "launch.fail_fast", "launch.rerun",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Cell:
     """One resolved configuration. `unsupported` says why this platform cannot run it; None where it can.
 
-    `drill_of`: the cells at which this one is a closer look; empty for a cell that was asked for.
+    `required`: what must be in force in its trials, or they are refused. `drill_of`: the cells at which this one is a
+    closer look; empty for a cell that was asked for.
     """
 
     id: str
@@ -45,6 +43,7 @@ class Cell:
     overrides: Mapping[str, str]
     config: Mapping[str, Any]
     unsupported: str | None
+    required: Settings = asked.NOTHING
     drill_of: tuple[str, ...] = ()
 
     @property
@@ -81,7 +80,8 @@ class Cell:
             "cell": self.id,
             "trial": trial,
             "world_size": self.world_size,
-            "settings": {"env": dict(settings.env), "torch": dict(settings.torch)},
+            "settings": settings.to_json(),
+            "required": self.required.to_json(),
             "timeout_min": self.config["launch"]["timeout_min"],
             "config": self.to_json()["config"],
         }
@@ -95,16 +95,19 @@ class Cell:
         trials = self.trials if self.config["mode"]["name"] == "relaunch" else 1
         config = {**self.config, "observe": {"name": level}, "trials": trials}
         overrides = {**self.overrides, "observe": level}
-        return Cell(_identity(config), _slug(overrides), overrides, config, self.unsupported, drill_of=(self.id,))
+        return replace(
+            self, id=_identity(config), slug=_slug(overrides), overrides=overrides, config=config, drill_of=(self.id,)
+        )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All cells of one command, and what is wrong with them, a line each."""
+    """All cells of one command, what is wrong with them, and what is worth knowing before they run, a line each."""
 
     cells: tuple[Cell, ...]
     problems: tuple[str, ...]
     repeated: int
+    notes: tuple[str, ...] = ()
 
     def label(self, cell: Cell) -> str:
         """What tells a cell from the others of the sweep, in the words of the command line."""
@@ -121,14 +124,22 @@ class Plan:
         return self.cells[0].config
 
 
-def make_plan(points: Sequence[tuple[Sequence[str], Mapping[str, Any]]]) -> Plan:
+def make_plan(points: Sequence[tuple[Sequence[str], Mapping[str, Any]]], folders: Sequence[Path] | None = None) -> Plan:
     """Turn the points that Hydra composed, as (overrides, resolved configuration), into cells.
 
-    A configuration that comes twice is one cell. Problems are collected over all points, each said once.
+    `folders`: where presets are looked up that a key names (`require`), detsweep's own by default. A configuration that
+    comes twice is one cell. Problems and notes are collected over all points, each said once.
     """
     gpus, platform = environment.visible_gpus(), environment.gpu_platform()
     cells: dict[str, Cell] = {}
     found: dict[str, None] = {}
+    notes: dict[str, None] = {}
+    presets: Mapping[str, mitigations.Preset] = {}
+    try:
+        if any(config.get("require") for _, config in points):
+            presets = mitigations.load_presets(folders or [conf_dir()])
+    except ValueError as error:
+        found[str(error)] = None
     for overrides, config in points:
         resolved = dict(config)
         if resolved.get("device") == "auto":
@@ -138,13 +149,20 @@ def make_plan(points: Sequence[tuple[Sequence[str], Mapping[str, Any]]]) -> Plan
         found.update(dict.fromkeys(wrong))
         _forget_moot(resolved)
         on = "cpu" if resolved.get("device") == "cpu" else platform
-        cell = _cell(overrides, resolved, None if wrong else _unsupported(resolved, on))
+        required = asked.NOTHING
+        if not wrong:
+            try:
+                required = asked.required(resolved, presets, on)
+            except ValueError as error:
+                found[str(error)] = None
+            notes.update(dict.fromkeys(asked.notes(resolved)))
+        cell = _cell(overrides, resolved, None if wrong else _unsupported(resolved, on), required)
         cells.setdefault(cell.id, cell)
     found.update(dict.fromkeys(_swept_options([config for _, config in points])))
     if not found and (against := next(iter(cells.values())).config["against"]) is not None:
         pairs = [(cell.config, cell.overrides) for cell in cells.values()]
         found.update(dict.fromkeys(baselines.problems(pairs, against)))
-    return Plan(tuple(cells.values()), tuple(found), len(points) - len(cells))
+    return Plan(tuple(cells.values()), tuple(found), len(points) - len(cells), tuple(notes))
 
 
 def _forget_moot(config: dict[str, Any]) -> None:
@@ -162,9 +180,10 @@ def _keep(config: dict[str, Any]) -> list[str]:
     return [f"keep_env={name}: this shell does not have it" for name in kept if name not in os.environ]
 
 
-def _cell(overrides: Sequence[str], config: Mapping[str, Any], unsupported: str | None) -> Cell:
+def _cell(overrides: Sequence[str], config: Mapping[str, Any], unsupported: str | None, required: Settings) -> Cell:
     told = dict(_told_apart(overrides))
-    return Cell(_identity(config), _slug(told) or str(config["model"]["name"]), told, config, unsupported)
+    slug = _slug(told) or str(config["model"]["name"])
+    return Cell(_identity(config), slug, told, config, unsupported, required)
 
 
 def _unsupported(config: Mapping[str, Any], platform: str) -> str | None:
@@ -175,9 +194,12 @@ def _unsupported(config: Mapping[str, Any], platform: str) -> str | None:
 
 
 def _identity(config: Mapping[str, Any]) -> str:
-    canonical = json.dumps(
-        {key: value for key, value in config.items() if key not in NOT_IDENTITY}, sort_keys=True, default=str
-    )
+    kept = {key: value for key, value in config.items() if key not in NOT_IDENTITY}
+    # What a preset sets is what it is; the words that describe it may change.
+    kept["mitigation"] = {
+        name: {key: preset.get(key) for key in ("env", "torch")} for name, preset in config["mitigation"].items()
+    }
+    canonical = json.dumps(kept, sort_keys=True, default=str)
     return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from detsweep import modes
@@ -11,6 +11,7 @@ from detsweep.capture import SCHEMA, read_streams
 from detsweep.compare import when
 from detsweep.failures import explain_failure, explain_timeout
 from detsweep.judgement import Judged, Streams, judge, needed, notes_of
+from detsweep.mitigations import merged
 from detsweep.paths import FileError, TrialPaths, read_json
 
 VERDICTS = ("pass", "diverged", "invalid", "error", "timeout", "unsupported")
@@ -18,9 +19,9 @@ VERDICTS = ("pass", "diverged", "invalid", "error", "timeout", "unsupported")
 SETTLED = ("pass", "diverged", "unsupported")
 FIELDS: dict[Any, tuple[str, ...]] = {
     int: ("trial", "replays", "diverged_replays"),
-    (int, float): ("seconds", "step_ms", "plain_step_ms"),
-    list: ("ranks", "diverged_ranks", "error_ranks", "log_tail", "notes"),
-    dict: ("first", "files", "differs", "loss"),
+    (int, float): ("started", "seconds", "step_ms", "plain_step_ms"),
+    list: ("plain_ms", "ranks", "diverged_ranks", "error_ranks", "log_tail", "notes"),
+    dict: ("effects", "first", "files", "differs", "loss"),
     str: ("error", "log"),
 }
 
@@ -42,6 +43,8 @@ def merge(
         failure = explain_failure(trial, world_size, returncode)
         return {**base, "verdict": "error", **failure.to_json(trial.folder)}
     try:
+        if absent := _refusals(trial, world_size):
+            return {**refused(spec, absent), **base}
         ranks = [_rank_result(trial, rank, modes.replays(spec["config"])) for rank in range(world_size)]
         streams, notes = _read_needed(trial, ranks, spec)
         files = {trial.records(rank).name: trial.records(rank).stat().st_size for rank in range(world_size)}
@@ -50,6 +53,18 @@ def merge(
         return {**base, "verdict": "error", "error": str(error), "error_ranks": [], "log": "", "log_tail": []}
     judged = judge(spec["config"], ranks, streams, notes)
     return {**base, **_verdict(judged), "files": files}
+
+
+def refused(spec: Mapping[str, Any], absent: Sequence[str]) -> dict[str, Any]:
+    """The result of a trial that was not started, because of what `require` asks for and is not in force."""
+    return {
+        "schema": SCHEMA,
+        "cell": spec["cell"],
+        "trial": spec["trial"],
+        "seconds": 0.0,
+        "verdict": "invalid",
+        "error": f"refused, required and not in force: {'; '.join(absent)}",
+    }
 
 
 def unsupported(spec: Mapping[str, Any], reason: str) -> dict[str, Any]:
@@ -108,13 +123,19 @@ def _wrong_fields(trial: TrialPaths, result: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _refusals(trial: TrialPaths, world_size: int) -> list[str]:
+    """What `require` asks for and ranks did not find, before they built anything; a line each."""
+    found = {rank: read_json(trial.rank_result(rank)).get("refused", ()) for rank in range(world_size)}
+    return [f"rank {rank}: {line}" for rank, lines in found.items() for line in lines]
+
+
 def _rank_result(trial: TrialPaths, rank: int, replays: int) -> dict[str, Any]:
     """A rank's result. Raises FileError unless it is that rank's, complete, and about all the trial's replays."""
     path = trial.rank_result(rank)
     result = read_json(path)
     if result.get("schema") != SCHEMA or result.get("rank") != rank:
         raise FileError(f"{path} is not rank {rank}'s result in schema {SCHEMA}")
-    if missing := {"lost", "divergences", "differs", "replays", "step_ms", "plain_step_ms"} - result.keys():
+    if missing := {"lost", "divergences", "differs", "replays", "step_ms", "plain_step_ms", "effects"} - result.keys():
         raise FileError(f"{path} has no {', '.join(sorted(missing))}")
     if result["replays"] != replays:
         raise FileError(f"{path} is about {result['replays']} replays, the trial has {replays}")
@@ -162,8 +183,21 @@ def _verdict(judged: Judged) -> dict[str, Any]:
         "replays": judged.compared,
         "diverged_replays": len({(d["step"], d["run"]) for rank in ranks for d in rank["divergences"]}),
         "loss": judged.loss,
-        "notes": judged.notes,
+        "notes": [*judged.notes, *_appeared(ranks)],
+        "effects": merged([rank["effects"] for rank in ranks]),
         "ranks": ranks,
         "step_ms": max(rank["step_ms"] for rank in ranks),
+        "plain_ms": max(ranks, key=lambda rank: rank["plain_step_ms"])["plain_ms"],
         "plain_step_ms": max(rank["plain_step_ms"] for rank in ranks),
     }
+
+
+def _appeared(ranks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Variables that change bits and were set inside the processes, each said once."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for rank in ranks:
+        for pair in rank.get("appeared", {}).items():
+            found.setdefault(pair, []).append(rank["rank"])
+    for (name, value), where in found.items():
+        ranks_said = f"rank{'s' if len(where) > 1 else ''} {', '.join(map(str, where))}"
+        yield f"{ranks_said}: {name}={value} was set inside the process, by a library or a configuration file"

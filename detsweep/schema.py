@@ -57,12 +57,21 @@ class ModeConfig:
 
 @dataclass
 class MitigationConfig:
-    """One preset: environment variables (null: must be unset) and torch switches, and who reads them."""
+    """One preset: environment variables (null: must be unset) and torch switches; the rest describes it.
+
+    `reads`: what reads them, and when; `expect`, `cost`, `source`: what it should do, its price, where that is from;
+    `members`: the presets of which it is the union; `advice`: what no variable or switch can set.
+    """
 
     env: dict[str, str | None] = field(default_factory=dict)
     torch: dict[str, Any] = field(default_factory=dict)
     platforms: list[str] = field(default_factory=list)
     reads: str = ""
+    expect: str = ""
+    cost: str = ""
+    source: str = ""
+    members: list[str] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -71,7 +80,8 @@ class FaultConfig:
 
     `transient` strikes in the run that is named, `persistent` in every run. `rate` is the chance, drawn from the seed,
     that it strikes where it may. `number` counts the collectives of a run, or the operators of a block's forward. A
-    campaign draws one of `kinds` for each step.
+    campaign draws one of `kinds` for each step. It does not strike where all variables of `unless` have the values
+    given there: a fault that has a cure.
     """
 
     kind: str = "none"
@@ -87,6 +97,7 @@ class FaultConfig:
     rate: float = 1.0
     kinds: list[str] = field(default_factory=list)
     how: str = "raise"
+    unless: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -116,6 +127,22 @@ class LaunchConfig:
 
 
 @dataclass
+class SearchConfig:
+    """What is looked for: `minimal`, a smallest set of `candidates` that cures; `culprit`, the `axes` that it takes.
+
+    `axes`: keys, each with the value that is taken to be harmless. `confidence`: with which a set is said to be clean.
+    `verify`: fresh launches that the answer must stand; `max_trials`: launches that one set may take.
+    """
+
+    name: str = MISSING
+    candidates: list[str] = field(default_factory=list)
+    axes: dict[str, Any] = field(default_factory=dict)
+    confidence: float = 0.95
+    verify: int = 3
+    max_trials: int = 20
+
+
+@dataclass
 class WorldConfig:
     """Ranks, CPU threads in each of them, and how many ranks share one copy of the model (null: all)."""
 
@@ -137,6 +164,7 @@ class Config:
     fault: FaultConfig = field(default_factory=FaultConfig)
     observe: ObserveConfig = field(default_factory=ObserveConfig)
     stress: StressConfig = field(default_factory=StressConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     world: WorldConfig = field(default_factory=WorldConfig)
     experts: int = MISSING
@@ -159,6 +187,8 @@ class Config:
     device: str = MISSING
     env: dict[str, str | None] = field(default_factory=dict)
     keep_env: list[str] = field(default_factory=list)
+    kernel_cache: str = MISSING
+    require: list[str] = field(default_factory=list)
     mitigation_force: bool = False
     positive_control: bool = False
     against: str | None = None

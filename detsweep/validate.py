@@ -21,7 +21,7 @@ CHOICES = {
     "moe.routing": ("learned", "even"),
     "model.embedding": ("module", "index"),
     "model.attention": ("math", "sdpa", "flash", "flex"),
-    "moe.combine": ("index_put", "index_add", "scatter_add", "ordered"),
+    "moe.combine": ("index_put", "index_add", "scatter_add", "ordered", "unwritten"),
     "checkpointing": ("none", "block"),
     "wrap": ("block", "module", "root"),
     "optimizer": ("adamw", "sgd"),
@@ -35,6 +35,8 @@ CHOICES = {
     "checksum": ("auto", "xxh3", "mixed", "bitsum"),
     "checksum_mode": ("per_rank", "global"),
     "device": ("cpu", "cuda"),
+    "kernel_cache": ("cell", "trial", "shared"),
+    "search.name": ("none", "minimal", "culprit"),
     "launch.name": ("local",),
     "launch.rerun": ("errors", "none", "all"),
 }
@@ -68,6 +70,9 @@ RANGES = {
     "fault.block": (0, 10_000),
     "fault.element": (0, 2**62),
     "fault.bit": (0, 63),
+    "search.confidence": (0.5, 0.999999),
+    "search.verify": (1, 1_000),
+    "search.max_trials": (1, 100_000),
 }
 """Where a value beyond is a slip of the hand: it would fail in every rank, or never end."""
 

@@ -19,8 +19,9 @@ from typing import Any
 
 from detsweep import locks, modes, results
 from detsweep.dispatch import processes
-from detsweep.environment import ChildEnvironment, child_environment
+from detsweep.environment import ChildEnvironment, child_environment, isolated
 from detsweep.failures import position
+from detsweep.mitigations import Settings, missing
 from detsweep.orphans import PARENT_VARIABLE
 from detsweep.paths import SweepPaths, TrialPaths, read_json, write_json
 
@@ -59,10 +60,23 @@ def torchrun_arguments(spec: Mapping[str, Any], trial: TrialPaths, launch: int =
     ]
 
 
-def environment_of(spec: Mapping[str, Any], base: Mapping[str, str], gpus: Sequence[str]) -> ChildEnvironment:
+def environment_of(
+    spec: Mapping[str, Any], base: Mapping[str, str], gpus: Sequence[str], trial: TrialPaths
+) -> ChildEnvironment:
     """The environment of a trial's processes, made from the shell's."""
-    threads = spec["config"]["world"]["threads_per_rank"]
-    return child_environment(base, spec["settings"]["env"], threads=threads, gpus=gpus)
+    config, wanted = spec["config"], spec["settings"]["env"]
+    gpu = config["device"] != "cpu"
+    defaults = isolated(_cache(config, trial), compiles=modes.compiles(config), gpu=gpu)
+    if gpu and "NCCL_DEBUG" not in base:
+        # It says then which variables it has read: the proof that they got there. In every cell, as it takes time.
+        log = str(trial.nccl_log("%p"))
+        defaults |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "ENV", "NCCL_DEBUG_FILE": log}
+    threads = config["world"]["threads_per_rank"]
+    return child_environment(base, wanted, threads=threads, gpus=gpus, defaults=defaults)
+
+
+def _cache(config: Mapping[str, Any], trial: TrialPaths) -> Path | None:
+    return {"cell": trial.cell_cache, "trial": trial.cache, "shared": None}[config["kernel_cache"]]
 
 
 def run_trial(launch: Launch) -> str | None:
@@ -74,7 +88,11 @@ def run_trial(launch: Launch) -> str | None:
     handles = locks.hold(lock_paths)
     if not locks.driver_lives(sweep.driver_lock, launch.session) or _is_orphan():
         return None
-    child = environment_of(spec, os.environ, launch.gpus)
+    child = environment_of(spec, os.environ, launch.gpus, trial)
+    required = Settings(spec["required"]["env"], {})
+    if absent := missing(required, child.variables):
+        write_json(trial.result, results.refused(spec, absent))
+        return "invalid"
     commands = [_command(spec, trial, number) for number in range(modes.launches(spec["config"]))]
     job: dict[str, Any] = {
         "job_id": os.environ.get("SUBMITIT_LOCAL_JOB_ID"),
@@ -83,10 +101,14 @@ def run_trial(launch: Launch) -> str | None:
         "command": commands[0],
         "environment_set": child.changed,
         "environment_removed": child.removed,
+        "environment_overruled": child.overruled,
         "gpus": list(launch.gpus),
         "started": time.time(),
     }
     trial.logs.mkdir(parents=True, exist_ok=True)
+    if spec["config"]["device"] != "cpu" and (cache := _cache(spec["config"], trial)) is not None:
+        # Not every library makes the folder of a file that it is to write.
+        cache.mkdir(exist_ok=True)
     variables = {
         **child.variables,
         PARENT_VARIABLE: str(os.getpid()),
@@ -115,7 +137,7 @@ def run_trial(launch: Launch) -> str | None:
     if result is None:
         return None
     # Last of all: as soon as it is there, the driver gives this trial's slot and GPUs to the next.
-    write_json(trial.result, result)
+    write_json(trial.result, {**result, "started": job["started"]})
     return str(result["verdict"])
 
 

@@ -107,11 +107,17 @@ def _ordered(tokens: Tensor, rows: Tensor, token: Tensor, slot: Tensor) -> Tenso
     return reduce(torch.add, by_slot)
 
 
+def _unwritten(tokens: Tensor, rows: Tensor, token: Tensor, _slot: Tensor) -> Tensor:
+    """A bug on purpose: it adds to memory that nobody has written. See the mitigations' three arms."""
+    return torch.empty_like(tokens).index_add(0, token, rows)
+
+
 COMBINES: Mapping[str, Combine] = {
     "index_put": _index_put,
     "index_add": _index_add,
     "scatter_add": _scatter_add,
     "ordered": _ordered,
+    "unwritten": _unwritten,
 }
 """Three that accumulate, each in a kernel of its own: with three addends and more for each token the result depends on
-the order in which that kernel adds them. And one whose order is fixed on every device."""
+the order in which that kernel adds them. One whose order is fixed on every device. And one with a bug."""

@@ -7,6 +7,7 @@ import shutil
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,12 +16,14 @@ import torch.distributed as dist
 from detsweep import capture, fingerprints, modes
 from detsweep.capture import SCHEMA, Stream
 from detsweep.compare import Comparison, compare
+from detsweep.environment import thread_variables
 from detsweep.paths import TrialPaths, read_json, write_json
 from detsweep.worker import model as models
 from detsweep.worker import settings, sharding
 from detsweep.worker.faults import Faults
 from detsweep.worker.observe import Observer
 from detsweep.worker.progress import Progress
+from detsweep.worker.proof import prove, refusal
 from detsweep.worker.replay import Done, replay, warm_up
 from detsweep.worker.report import environment_report
 from detsweep.worker.step import TrainingStep
@@ -37,52 +40,73 @@ def run_rank(
     """
     config = spec["config"]
     device = sharding.open_device(config["device"])
-    settings.apply(spec["settings"]["torch"])
+    threads = thread_variables(config["world"]["threads_per_rank"], spec["settings"]["env"])
+    threads_taken = settings.apply(threads, spec["settings"]["torch"])
     progress.phase("joining the process group")
     sharding.open_group(device, spec["timeout_min"])
     if dist.get_world_size() != spec["world_size"]:
         raise RuntimeError(f"world size is {dist.get_world_size()}, the trial asks for {spec['world_size']}")
+    if (absent := refusal(spec["required"])) is not None:
+        return {"schema": SCHEMA, "rank": rank, "verdict": "invalid", "refused": absent}
     _claim(paths, rank, launch)
     stress, observer, step = _prepare(config, rank, device, progress)
-    lost = settings.lost(spec["settings"]["env"], spec["settings"]["torch"])
     write_json(paths.environment(rank), environment_report(rank, device))
     gc.freeze()
     gc.enable()
     # What an earlier launch of this trial left: its records, and in the place of its result what it has to pass on.
-    earlier = read_json(paths.rank_result(rank)) if launch else {"injected": [], "groups": {}}
+    earlier = read_json(paths.rank_result(rank)) if launch else {"injected": [], "groups": {}, "lost": []}
+    with stress:
+        warm_up(step, config["warmup"])
+        compared = _compared(step, spec, paths, rank, launch)
+    proof = prove(spec, paths, rank, device, threads_taken=threads_taken)
+    seen = {
+        "injected": [*earlier["injected"], *(struck.to_json() for struck in step.faults.struck)],
+        "groups": {**earlier["groups"], **{name: list(members) for name, members in observer.groups.items()}},
+        "lost": list(dict.fromkeys([*earlier["lost"], *proof.lost])),
+    }
+    last = launch + 1 == modes.launches(config)
+    result = _result(rank, compared.comparisons, lost=bool(seen["lost"])) if last else {"verdict": "none"}
+    if last:
+        _remove_checkpoint(paths, rank, device, clean=result["verdict"] == "pass")
+    progress.phase("leaving the process group")
+    dist.destroy_process_group()
+    if not last:
+        return {"schema": SCHEMA, "rank": rank, **result, **seen}
+    return {
+        **result,
+        **seen,
+        "effects": proof.effects,
+        "appeared": proof.appeared,
+        "loss": float(step.loss),
+        "step_ms": statistics.median(compared.milliseconds),
+        "plain_step_ms": statistics.median(compared.plain),
+        "plain_ms": [round(value, 4) for value in compared.plain],
+    }
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """What the runs of a launch came to, and the milliseconds of observed and of plain steps."""
+
+    comparisons: list[Comparison]
+    milliseconds: list[float]
+    plain: list[float]
+
+
+def _compared(step: TrainingStep, spec: Mapping[str, Any], paths: TrialPaths, rank: int, launch: int) -> _Compared:
+    """Run what the mode runs, write its records, and compare them as they come."""
+    config = spec["config"]
     comparing = Comparing(keep=modes.trains(config))
     comparing.add(capture.read_streams(paths.records(rank)))
     milliseconds: list[float] = []
     plain: list[float] = []
-    with stress:
-        warm_up(step, config["warmup"])
-        for done in _runs(step, config, paths, launch):
-            streams = [run.stream for run in done.runs]
-            capture.write_streams(paths.records(rank), streams, world_size=spec["world_size"])
-            comparing.add(streams)
-            milliseconds += [run.milliseconds for run in done.runs]
-            plain += done.plain_milliseconds
-    # Once more, now that every library that the step needs is loaded.
-    write_json(paths.environment(rank), environment_report(rank, device))
-    seen = {
-        "injected": [*earlier["injected"], *(struck.to_json() for struck in step.faults.struck)],
-        "groups": {**earlier["groups"], **{name: list(members) for name, members in observer.groups.items()}},
-    }
-    if launch + 1 < modes.launches(config):
-        progress.phase("leaving the process group")
-        dist.destroy_process_group()
-        return {"schema": SCHEMA, "rank": rank, "verdict": "none", **seen}
-    result = _result(rank, comparing.done, lost)
-    _remove_checkpoint(paths, rank, device, clean=result["verdict"] == "pass")
-    progress.phase("leaving the process group")
-    dist.destroy_process_group()
-    return {
-        **result,
-        **seen,
-        "loss": float(step.loss),
-        "step_ms": statistics.median(milliseconds),
-        "plain_step_ms": statistics.median(plain),
-    }
+    for done in _runs(step, config, paths, launch):
+        streams = [run.stream for run in done.runs]
+        capture.write_streams(paths.records(rank), streams, world_size=spec["world_size"])
+        comparing.add(streams)
+        milliseconds += [run.milliseconds for run in done.runs]
+        plain += done.plain_milliseconds
+    return _Compared(comparing.done, milliseconds, plain)
 
 
 def _claim(paths: TrialPaths, rank: int, launch: int) -> None:
@@ -165,8 +189,8 @@ class Comparing:
                 self.done.append(compare(self._first[stream.step], stream))
 
 
-def _result(rank: int, comparisons: list[Comparison], lost: list[str]) -> dict[str, Any]:
-    """A rank's verdict: each of its runs against its first run of the same step."""
+def _result(rank: int, comparisons: list[Comparison], *, lost: bool) -> dict[str, Any]:
+    """A rank's verdict: each of its runs against its first run of the same step; `lost`: a setting is not in force."""
     differs: Counter[str] = Counter()
     for comparison in comparisons:
         differs.update(comparison.differs)
@@ -180,7 +204,6 @@ def _result(rank: int, comparisons: list[Comparison], lost: list[str]) -> dict[s
         "records_compared": sum(comparison.compared for comparison in comparisons),
         "divergences": divergences,
         "differs": dict(differs),
-        "lost": lost,
     }
 
 
