@@ -20,11 +20,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from detsweep import __version__, hydra_errors, schema
+from detsweep import __version__, environment, hydra_errors, schema, search
+from detsweep.capture import SCHEMA
 from detsweep.dispatch import FolderBusyError, dry_run, run_trials
+from detsweep.mitigations import load_presets
 from detsweep.output import tolerate_broken_output
-from detsweep.paths import FileError, SweepPaths, conf_dir
-from detsweep.plan import Plan, make_plan
+from detsweep.paths import FileError, SweepPaths, conf_dir, write_json
+from detsweep.plan import Cell, Plan, make_plan
 
 WRONG_CONFIGURATION = 2
 NO_VERDICT = 3
@@ -45,18 +47,22 @@ def main() -> int:
         print(f"detsweep {__version__}")
         return 0
     tolerate_broken_output()
-    # What Hydra's usage calls the program.
-    sys.argv[0] = "detsweep"
     try:
-        plan = _plan(sys.argv[1:])
-        if plan is None:
+        arguments = sys.argv[1:]
+        planned = _plan(arguments)
+        if planned is None:
             return 0
+        plan, folders = planned
         sweep = SweepPaths(Path(str(plan.options["folder"])).absolute())
+        task = _task(plan, folders, arguments)
+        _say_notes(plan, task)
         if plan.options["dry_run"]:
             dry_run(plan, sweep)
+            if task is not None:
+                print(f"search={task[0].name}: from this cell on, over {', '.join(task[0].items)}")
             return 0
         _refuse_foreign(sweep)
-        return _run(plan, sweep, sys.argv[1:])
+        return _run(plan, sweep, arguments, None if task is None else task[0])
     except (ConfigurationError, FolderBusyError) as error:
         return _complain(str(error), WRONG_CONFIGURATION)
     except KeyboardInterrupt:
@@ -74,22 +80,59 @@ def _complain(text: str, code: int) -> int:
     return code
 
 
-def _plan(arguments: list[str]) -> Plan | None:
-    """The cells, or None where Hydra only printed something (--help, --cfg, ...)."""
+def _plan(arguments: list[str]) -> tuple[Plan, list[Path]] | None:
+    """The cells, and the folders of configuration, the user's own last; None where Hydra only printed something.
+
+    (--help, --cfg, ...)
+    """
     if refused := hydra_errors.refuse(arguments):
         raise ConfigurationError(refused)
     with tempfile.TemporaryDirectory(prefix="detsweep-") as scratch:
-        composed = _compose(scratch)
+        composed = _compose(arguments, scratch)
         points = [(list(own.overrides.task), _resolved(config, own, scratch)) for config, own in composed]
     if not points:
         return None
-    plan = make_plan(points)
+    folders = [Path(source.path) for source in composed[0][1].runtime.config_sources if source.schema == "file"]
+    plan = make_plan(points, folders)
     if plan.problems:
         raise ConfigurationError("\n".join(plan.problems))
-    return plan
+    return plan, folders
 
 
-def _compose(scratch: str) -> list[tuple[DictConfig, HydraConf]]:
+def _task(plan: Plan, folders: list[Path], arguments: list[str]) -> tuple[search.Task, list[str]] | None:
+    """What is searched, and what of that is left out; None where every cell of the plan is run."""
+    if plan.options["search"]["name"] == "none":
+        return None
+    if lines := list(search.contradictions(plan.cells)):
+        raise ConfigurationError("\n".join(lines))
+
+    def compose(changes: Mapping[str, str]) -> Cell:
+        kept = [word for word in arguments if word.lstrip("+~").partition("=")[0] not in changes]
+        # Beside the other overrides: Hydra does not take them on both sides of its own options.
+        place = next((place for place, word in enumerate(kept) if "=" in word and not word.startswith("-")), 0)
+        changed = [f"{key}={value}" for key, value in changes.items()]
+        try:
+            planned = _plan([*kept[:place], *changed, *kept[place:]])
+        except ConfigurationError as error:
+            raise ValueError(str(error)) from None
+        assert planned is not None
+        return planned[0].cells[0]
+
+    try:
+        return search.task_of(plan.cells[0], load_presets(folders), compose)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def _say_notes(plan: Plan, task: tuple[search.Task, list[str]] | None) -> None:
+    notes = [*plan.notes, *(task[1] if task else ())]
+    if kept_out := environment.kept_out(os.environ, [cell.spec(0)["settings"]["env"] for cell in plan.cells]):
+        notes.append(f"this shell's {', '.join(kept_out)} do not reach the trials (keep_env=[NAME] lets one in)")
+    for note in notes:
+        print(f"detsweep: note: {note}", file=sys.stderr)
+
+
+def _compose(arguments: list[str], scratch: str) -> list[tuple[DictConfig, HydraConf]]:
     """Each point of the sweep as Hydra composed it: the configuration, and Hydra's own part of it."""
     schema.register()
     OmegaConf.register_new_resolver("detsweep.scratch", lambda: scratch, replace=True)
@@ -99,6 +142,8 @@ def _compose(scratch: str) -> list[tuple[DictConfig, HydraConf]]:
     def collect(config: DictConfig) -> None:
         points.append((config, HydraConfig.get()))
 
+    # What Hydra's usage calls the program.
+    sys.argv = ["detsweep", *arguments]
     # With this set Hydra raises instead of printing several lines and leaving with 1.
     asked = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -149,11 +194,16 @@ def _refuse_foreign(sweep: SweepPaths) -> None:
         raise ConfigurationError(f"folder={sweep.folder}: holds files and is no sweep; name a new or an empty folder")
 
 
-def _run(plan: Plan, sweep: SweepPaths, arguments: list[str]) -> int:
+def _run(plan: Plan, sweep: SweepPaths, arguments: list[str], task: search.Task | None) -> int:
     """Launch what has no result yet, then the matrix over all that the folder holds, failed cells included."""
     if plan.repeated:
         print(f"{plan.repeated} of {plan.repeated + len(plan.cells)} cells are the same as another, and left out")
-    completed = run_trials(plan, sweep, arguments)
+
+    def run_search(launch: search.Launch) -> None:
+        assert task is not None
+        search.search(task, launch, print, lambda state: write_json(sweep.search, {"schema": SCHEMA, **state}))
+
+    completed = run_trials(plan, sweep, arguments, run_search if task else None)
     if not completed:
         # All processes are gone and what is left takes a second: a further Ctrl-C would only cost the report.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -164,7 +214,7 @@ def _run(plan: Plan, sweep: SweepPaths, arguments: list[str]) -> int:
     print_report(result)
     write_report(result)
     others = set(result.trials["cell"]) - {cell.id for cell in plan.cells}
-    if others:
+    if others and not task:
         print(f"{len(others)} of these cells are from earlier commands on this folder")
     print(f"\nresults: {sweep.folder}")
     if completed:

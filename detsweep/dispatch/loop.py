@@ -2,80 +2,41 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from types import FrameType
 from typing import Any
 
-from detsweep import environment, locks, results
+from detsweep import asked, environment, locks, results
 from detsweep.capture import SCHEMA
 from detsweep.crosstrial import settled
 from detsweep.dispatch.local import LocalPool, Trial
 from detsweep.dispatch.progress import Progress
-from detsweep.dispatch.provenance import open_session
-from detsweep.dispatch.torchrun import environment_of, torchrun_arguments
+from detsweep.dispatch.provenance import add_cell, open_session
+from detsweep.dispatch.stop import Stop, stop_on_signals
 from detsweep.failures import tail
-from detsweep.paths import SweepPaths, read_json, write_json
+from detsweep.paths import SweepPaths, TrialPaths, read_json, write_json
 from detsweep.plan import Cell, Plan
 
+Launch = Callable[[Cell, int], Mapping[int, Mapping[str, Any]]]
+"""Launches those of a cell's first trials that have no result; the results of all its trials. See _search."""
 POLL_S = 0.05
 STOP_LIMIT_S = 60.0
 
 
-class Stop:
-    """Set by the first INT, TERM or HUP; a second one is `impatient`: trials are then killed, not asked."""
-
-    def __init__(self) -> None:
-        self.requested = False
-        self.impatient = False
-
-    def __call__(self, _: int, __: FrameType | None) -> None:
-        self.impatient = self.requested
-        self.requested = True
+class StoppedError(Exception):
+    """A signal asked the sweep to end."""
 
 
-@contextmanager
-def stop_on_signals() -> Iterator[Stop]:
-    """Turn INT, TERM and HUP into a request while the sweep runs."""
-    stop = Stop()
-    # What is ignored was meant to be: nohup.
-    numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
-    previous = {number: signal.signal(number, stop) for number in numbers}
-    try:
-        yield stop
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-def dry_run(plan: Plan, sweep: SweepPaths) -> None:
-    """Print every cell and the exact command of its first trial; start nothing, write nothing."""
-    print(f"{len(plan.cells)} cells, {sum(cell.trials for cell in plan.cells)} trials, into {sweep.folder}")
-    for number, cell in enumerate(plan.cells, start=1):
-        paths = sweep.cell(cell.slug, cell.id)
-        print(f"\n[{number}/{len(plan.cells)}] {cell.label}  (id {cell.id}, trials={cell.trials})")
-        if cell.unsupported:
-            print(f"  unsupported: {cell.unsupported}")
-            continue
-        spec, trial = cell.spec(0), paths.trial(0)
-        gpus = environment.visible_gpus()[: cell.world_size] if cell.config["device"] == "cuda" else ()
-        child = environment_of(spec, os.environ, gpus)
-        words = ["env", *(word for name in sorted(child.removed) for word in ("-u", name))]
-        words += [f"{name}={value}" for name, value in sorted(child.changed.items())]
-        print("  " + shlex.join([*words, "torchrun", *torchrun_arguments(spec, trial)]))
-    print("\nA trial's folder gets the spec.json that its ranks read when the sweep is run.")
-
-
-def run_trials(plan: Plan, sweep: SweepPaths, arguments: Sequence[str]) -> bool:
+def run_trials(
+    plan: Plan, sweep: SweepPaths, arguments: Sequence[str], search: Callable[[Launch], None] | None = None
+) -> bool:
     """Launch every trial of the plan that has no settled result; False when a signal stopped the sweep.
 
+    With a `search` it says itself, with the function that it is given, which cells are launched.
     Raises FolderBusyError when another driver works on this folder, FileError when its sweep.json cannot be read.
     """
     lock = locks.DriverLock(sweep.driver_lock)
@@ -86,7 +47,10 @@ def run_trials(plan: Plan, sweep: SweepPaths, arguments: Sequence[str]) -> bool:
             slots = int(plan.options["launch"]["max_parallel"])
             pool = LocalPool(sweep, session=lock.session, slots=slots, gpus=environment.visible_gpus())
             try:
-                _launch(plan, sweep, pool, stop)
+                if search is None:
+                    _launch(plan, sweep, pool, stop)
+                else:
+                    _search(search, sweep, pool, stop)
                 if plan.options["drill"] and not stop.requested and not pool.running:
                     _drill(plan, sweep, pool, stop)
                 if not pool.running:
@@ -100,11 +64,29 @@ def run_trials(plan: Plan, sweep: SweepPaths, arguments: Sequence[str]) -> bool:
     return not stop.requested
 
 
-def _launch(plan: Plan, sweep: SweepPaths, pool: LocalPool, stop: Stop) -> None:
+def _search(search: Callable[[Launch], None], sweep: SweepPaths, pool: LocalPool, stop: Stop) -> None:
+    def launch(cell: Cell, trials: int) -> Mapping[int, Mapping[str, Any]]:
+        wanted = replace(cell, config={**cell.config, "trials": max(trials, _trials_kept(cell, sweep))})
+        add_cell(sweep, cell.id)
+        _launch(Plan((wanted,), (), 0), sweep, pool, stop, quiet=True)
+        if stop.requested:
+            raise StoppedError
+        return _settled(cell, sweep)
+
+    with suppress(StoppedError):
+        search(launch)
+
+
+def _trials_kept(cell: Cell, sweep: SweepPaths) -> int:
+    """How many trials of a cell are on disk: none of them is forgotten because fewer are asked for."""
+    return sum(1 for _ in sweep.cell(cell.slug, cell.id).trials())
+
+
+def _launch(plan: Plan, sweep: SweepPaths, pool: LocalPool, stop: Stop, *, quiet: bool = False) -> None:
     """Launch the trials of a plan that have no settled result, and wait for them."""
     queue = deque(_outstanding(plan, sweep))
     fail_fast = bool(plan.options["launch"]["fail_fast"])
-    with Progress(plan, left=len(queue)) as progress:
+    with Progress(plan, left=len(queue), quiet=quiet) as progress:
         _drain(queue, sweep=sweep, pool=pool, progress=progress, stop=stop, fail_fast=fail_fast)
 
 
@@ -135,9 +117,14 @@ def _has_own_row(drilled: Cell, plan: Plan, sweep: SweepPaths) -> bool:
 
 
 def _diverged(cell: Cell, sweep: SweepPaths) -> bool:
+    return any(result["verdict"] == "diverged" for result in _settled(cell, sweep).values())
+
+
+def _settled(cell: Cell, sweep: SweepPaths) -> dict[int, Mapping[str, Any]]:
+    """The results of all trials of a cell that have one, by number."""
     found = {number: (trial, results.read_result(trial)) for number, trial in sweep.cell(cell.slug, cell.id).trials()}
     trials = {number: (trial, result) for number, (trial, result) in found.items() if result is not None}
-    return any(result["verdict"] == "diverged" for result in settled(trials, cell.config).values())
+    return settled(trials, cell.config)
 
 
 def _take_over(lock: locks.DriverLock, sweep: SweepPaths) -> None:
@@ -153,7 +140,11 @@ def _take_over(lock: locks.DriverLock, sweep: SweepPaths) -> None:
 
 
 def _outstanding(plan: Plan, sweep: SweepPaths) -> list[Trial]:
-    """Write every cell, set aside what is to be done again, and return what is to be launched, in order."""
+    """Write every cell, set aside what is to be done again, and return what is to be launched, in order.
+
+    First the first trial of every cell, then the second, ...: what drifts on a machine drifts alike for a cell and
+    for the one that its cost is measured against.
+    """
     rerun = str(plan.options["launch"]["rerun"])
     trials = []
     for cell in plan.cells:
@@ -162,7 +153,8 @@ def _outstanding(plan: Plan, sweep: SweepPaths) -> list[Trial]:
         for number in range(cell.trials):
             trial = paths.trial(number)
             result = results.read_result(trial)
-            if result is not None and not _again(result, rerun, unsupported=cell.unsupported is not None):
+            kept = result is not None and not _again(result, rerun, unsupported=cell.unsupported is not None)
+            if kept and _required_then(trial, cell):
                 continue
             paths.set_aside(number)
             spec = cell.spec(number)
@@ -171,7 +163,13 @@ def _outstanding(plan: Plan, sweep: SweepPaths) -> list[Trial]:
                 write_json(trial.result, results.unsupported(spec, cell.unsupported))
             else:
                 trials.append(Trial(cell, number, trial))
-    return trials
+    return sorted(trials, key=lambda trial: trial.number)
+
+
+def _required_then(trial: TrialPaths, cell: Cell) -> bool:
+    """Whether a trial that has a result was held to all that is required now; where nothing is, any was."""
+    required = cell.required.to_json()
+    return required == asked.NOTHING.to_json() or read_json(trial.spec).get("required") == required
 
 
 def _again(result: Mapping[str, Any], rerun: str, *, unsupported: bool) -> bool:

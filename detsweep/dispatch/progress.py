@@ -20,12 +20,16 @@ STYLES = {"pass": "green", "diverged": "bold red", "unsupported": "dim"}
 
 
 class Progress:
-    """Counts trials of a sweep; `left` of all trials of the plan are still to be launched."""
+    """Counts trials of a sweep; `left` of all trials of the plan are still to be launched.
 
-    def __init__(self, plan: Plan, *, left: int) -> None:
+    `quiet`: nothing but the bar; whoever asked for the trials says what came of them.
+    """
+
+    def __init__(self, plan: Plan, *, left: int, quiet: bool = False) -> None:
         total = sum(cell.trials for cell in plan.cells)
         self._plan = plan
         self._console = Console(soft_wrap=True, highlight=False)
+        self._quiet = quiet
         self._total = total
         self._done = total - left
         self._left = left
@@ -82,9 +86,11 @@ class Progress:
             line += f", about {statistics.mean(self._durations) * self._left / self._width:.0f} s left"
         if result.get("error"):
             line += f"\n    {escape(str(result['error']))}"
-        self._console.print(line)
+        if not self._quiet:
+            self._console.print(line)
         self._bar.update(self._task, completed=self._done)
 
     def note(self, text: str) -> None:
         """Print a line."""
-        self._console.print(escape(text))
+        if not self._quiet:
+            self._console.print(escape(text))

@@ -36,6 +36,13 @@ def open_session(sweep: SweepPaths, plan: Plan, arguments: Sequence[str]) -> Non
     write_json(sweep.sweep, {"schema": SCHEMA, "cells": list(cells), "sessions": [*earlier, session]})
 
 
+def add_cell(sweep: SweepPaths, cell: str) -> None:
+    """Add a cell, by its id, to those that this folder is known to have."""
+    content = read_json(sweep.sweep)
+    if cell not in content["cells"]:
+        write_json(sweep.sweep, {**content, "cells": [*content["cells"], cell]})
+
+
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What is not as it was in an earlier session, a line each: versions, git commit and host."""
     lines = [
@@ -52,6 +59,7 @@ def _session(plan: Plan, arguments: Sequence[str]) -> dict[str, Any]:
         "command": shlex.join([sys.executable, "-m", "detsweep", *arguments]),
         "arguments": list(arguments),
         "cells": [cell.id for cell in plan.cells],
+        "search": plan.options["search"]["name"],
         "started": time.time(),
         "host": platform.node(),
         "platform": platform.platform(),
