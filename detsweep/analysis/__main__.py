@@ -1,28 +1,70 @@
-"""`python -m detsweep.analysis <folder>`: print the matrix of a sweep, finished or not, and write it there."""
+"""`python -m detsweep.analysis <folder>`: print the matrix of a sweep, finished or not, and write it there.
+
+`python -m detsweep.analysis checklist <folder>` prints the reproducibility checklist of a sweep.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
 
 from detsweep.analysis import exit_code, load, print_report, write_report
+from detsweep.analysis.checklist import checklist, lines
 from detsweep.output import tolerate_broken_output
+
+PROGRAM = "python -m detsweep.analysis"
+CHECKLIST = "checklist"
+
+
+class Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong with the arguments."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"detsweep: {message} ({' '.join(self.format_usage().split())})\n")
 
 
 def main() -> int:
-    """Leaves with the sweep's own exit code, or with 2 where the folder holds no sweep."""
+    """Leaves with the sweep's own exit code, or with 2 where the folder holds no sweep.
+
+    Of the checklist it is 0 where no answer is a no, else 1.
+    """
     tolerate_broken_output()
-    parser = argparse.ArgumentParser(prog="python -m detsweep.analysis", description="The divergence matrix of a sweep")
-    parser.add_argument("folder", help="the sweep's folder, e.g. runs/2026-01-31/14-05-59")
-    folder = parser.parse_args().folder
+    # By hand and not by a subparser, which would take the name of a folder for that of a command.
+    asked = sys.argv[1:]
+    command, words = (_checklist, asked[1:]) if asked[:1] == [CHECKLIST] else (_matrix, asked)
     try:
-        sweep = load(folder)
+        return command(words)
     except FileNotFoundError as error:
         print(f"detsweep: {error}", file=sys.stderr)
         return 2
+
+
+def _matrix(words: Sequence[str]) -> int:
+    parser = Parser(
+        prog=PROGRAM,
+        description="The divergence matrix of a sweep",
+        epilog=f"{PROGRAM} {CHECKLIST} FOLDER: its reproducibility checklist (a folder of that name: ./{CHECKLIST})",
+    )
+    sweep = load(_folder(parser, words))
     write_report(sweep)
     print_report(sweep)
     return exit_code(sweep)
+
+
+def _checklist(words: Sequence[str]) -> int:
+    parser = Parser(prog=f"{PROGRAM} {CHECKLIST}", description="The reproducibility checklist of a sweep")
+    items = checklist(Path(_folder(parser, words)))
+    print("\n".join(lines(items)))
+    return int(any(item.answer == "no" for item in items))
+
+
+def _folder(parser: Parser, words: Sequence[str]) -> str:
+    parser.add_argument("folder", help="the sweep's folder, e.g. runs/2026-01-31/14-05-59")
+    folder: str = parser.parse_args(words).folder
+    return folder
 
 
 if __name__ == "__main__":
