@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,10 @@ def explain_timeout(trial: TrialPaths, world_size: int, minutes: float) -> Failu
         text = f"{head}: {_ranks(ranks)} stopped in {place.words}" + (f", at {where}" if where else "")
         if len(ranks) == world_size and world_size > 1:
             text += " (all ranks came equally far)"
-    return _with_log(trial, text, ranks)
+    failure = _with_log(trial, text, ranks)
+    # Of a stack the first lines say where the rank is, not the last.
+    stack = _stack_lines(failure.log)
+    return replace(failure, tail=stack[:TAIL_LINES]) if stack else failure
 
 
 def explain_failure(trial: TrialPaths, world_size: int, returncode: int) -> Failure:
@@ -146,13 +149,16 @@ def _with_log(trial: TrialPaths, text: str, ranks: Sequence[int]) -> Failure:
     return Failure(text, tuple(ranks), trial.launcher_log, ())
 
 
-def _stack(log: Path) -> list[tuple[str, str, str]]:
-    """The last stack that a rank dumped into its log: (file, line, function), innermost first."""
+def _stack_lines(log: Path) -> tuple[str, ...]:
+    """The last stack that a rank dumped into its log, from its heading on."""
     lines = tail(log, 200)
     starts = [index for index, line in enumerate(lines) if "most recent call first" in line]
-    frames = (
-        re.match(r'\s*File "(.+)", line (\d+) in (.+)', line) for line in (lines[starts[-1] + 1 :] if starts else ())
-    )
+    return lines[starts[-1] :] if starts else ()
+
+
+def _stack(log: Path) -> list[tuple[str, str, str]]:
+    """The frames of the last stack in a log: (file, line, function), innermost first."""
+    frames = (re.match(r'\s*File "(.+)", line (\d+) in (.+)', line) for line in _stack_lines(log))
     return [(frame[1], frame[2], frame[3]) for frame in frames if frame]
 
 

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from detsweep.analysis.control import campaign
+from detsweep.analysis.costs import SLOWER
+from detsweep.mitigations.effect import UNDONE
 
 if TYPE_CHECKING:
     from detsweep.analysis.frames import Sweep
@@ -50,6 +52,26 @@ def _told(sweep: Sweep, cell: str, level: str) -> Iterator[str]:
         told["mitigation_force"] = "true"
     # Variables of the environment are no keys of the schema: they are added.
     yield from (f"{'++' if key.startswith('env.') else ''}{key}={value}" for key, value in told.items())
+
+
+def mitigation_lines(sweep: Sweep) -> Iterator[str]:
+    """Mitigations that nothing read here, and those that are so slow that this alone may hide a race."""
+    whole = sweep.effects.groupby(["cell", "trial", "mitigation"], sort=False)["status"].agg(set).reset_index()
+    inert = whole["status"].map(lambda statuses: statuses == {"inert"}).astype(bool)
+    idle, acting = set(whole[inert]["mitigation"]), set(whole[~inert]["mitigation"])
+    for name in sorted(idle):
+        rows_of_it = (sweep.effects["mitigation"] == name) & (sweep.effects["status"] == "inert")
+        reasons = list(dict.fromkeys(sweep.effects[rows_of_it]["evidence"]))
+        rows = "those rows say" if name in acting else "its rows say"
+        where = "in some cells" if name in acting else "here"
+        yield f"{name} is inert {where}, {rows} nothing about it: {'; '.join(reasons[:2])}"
+    undone = sweep.effects[sweep.effects["evidence"].str.startswith(UNDONE)].drop_duplicates(["mitigation", "setting"])
+    yield from (f"{one['mitigation']}: {one['setting']} {one['evidence']}" for _, one in undone.iterrows())
+    if sweep.search:
+        return
+    slow = sorted(set(sweep.costs[sweep.costs["slower"].fillna(False)]["mitigation"]))
+    if slow:
+        yield f"slower than without by more than {SLOWER - 1:.0%}, which by itself can hide a race: {', '.join(slow)}"
 
 
 def note_lines(sweep: Sweep) -> Iterator[str]:

@@ -12,12 +12,13 @@ import pandas as pd
 from detsweep import results
 from detsweep.analysis import rows
 from detsweep.analysis.cells import axes_of, read_cells, world_size
+from detsweep.analysis.costs import COST_COLUMNS, cost_rows
 from detsweep.analysis.injected import INJECTION_COLUMNS
 from detsweep.analysis.rows import NO_VERDICT, TRIAL_COLUMNS
 from detsweep.baselines import baseline_of
-from detsweep.capture import Stream, read_streams
+from detsweep.capture import SCHEMA, Stream, read_streams
 from detsweep.compare import differences
-from detsweep.paths import SweepPaths, TrialPaths, read_json
+from detsweep.paths import FileError, SweepPaths, TrialPaths, read_json
 
 MATRIX_VERDICTS = (*results.VERDICTS, NO_VERDICT)
 DIFFERING_COLUMNS = (
@@ -49,7 +50,10 @@ class Sweep:
     that differed from what it is compared with. `configs`: each cell's whole configuration by its id,
     `overrides` what the command line said of it.
     `injections`: a row for each fault that was put in. `baselines`: a row for each cell that is compared with another
-    one (`against`). `drills`: what a closer look at a cell found, by the cell's id.
+    one (`against`). `drills`: what a closer look at a cell found, by the cell's id. `effects`: a row for each setting
+    of a mitigation in each trial: whether it was in force, and did anything. `costs`: a row for each cell with a
+    mitigation whose cell without it is there too. `search`: what the last command's search has tried and found, None
+    without one.
     """
 
     folder: Path
@@ -61,6 +65,9 @@ class Sweep:
     injections: pd.DataFrame
     baselines: pd.DataFrame
     drills: Mapping[str, Drill]
+    effects: pd.DataFrame
+    costs: pd.DataFrame
+    search: Mapping[str, Any] | None
 
     @property
     def positive_control(self) -> bool:
@@ -129,12 +136,14 @@ def load(folder: str | Path) -> Sweep:
     trials: list[dict[str, Any]] = []
     divergences: list[dict[str, Any]] = []
     faults: list[dict[str, Any]] = []
+    effects: list[dict[str, Any]] = []
     for cell in shown.values():
         common = rows.described(cell, axes)
         for number, (trial, result) in found[cell["id"]].items():
             trials.append({**common, **rows.trial_row(number, trial, result), **rows.clean_counts(cell, result)})
             divergences += rows.divergence_rows(cell, number, result, shown_as=cell["id"])
             faults += rows.fault_rows(cell, number, result)
+            effects += rows.effect_rows(cell, number, result)
     for cell in drills.values():
         for number, (_, result) in found[cell["id"]].items():
             for parent in cell["drill_of"]:
@@ -150,7 +159,22 @@ def load(folder: str | Path) -> Sweep:
         _frame(faults, INJECTION_COLUMNS, ("block",)),
         _frame(_baseline_rows(shown.values(), found), rows.BASELINE_COLUMNS, ("block", "rank", "step")),
         {parent: _drilled(found[cell["id"]]) for cell in drills.values() for parent in cell["drill_of"]},
+        _frame(effects, rows.EFFECT_COLUMNS, ()),
+        _costs_frame(list(cost_rows(list(shown.values()), found))),
+        _searched(sweep),
     )
+
+
+def _searched(sweep: SweepPaths) -> Mapping[str, Any] | None:
+    """What search.json says, where the last command on this folder was a search."""
+    if not sweep.search.exists() or not sweep.sweep.exists():
+        return None
+    try:
+        content, sessions = read_json(sweep.search), read_json(sweep.sweep)["sessions"]
+        searching = sessions[-1].get("search", "none") != "none"
+    except (FileError, KeyError, IndexError):
+        return None
+    return content if searching and content.get("schema") == SCHEMA else None
 
 
 def _baseline_rows(cells: Iterable[rows.Cell], found: Mapping[str, rows.Trials]) -> list[dict[str, Any]]:
@@ -203,6 +227,13 @@ def _trials_frame(rows: list[dict[str, Any]], axes: tuple[str, ...]) -> pd.DataF
     frame["verdict"] = pd.Categorical(frame["verdict"], categories=MATRIX_VERDICTS, ordered=True)
     for column in ("step_ms", "plain_step_ms", "seconds"):
         frame[column] = frame[column].astype("Float64")
+    return frame
+
+
+def _costs_frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    frame = _frame(rows, COST_COLUMNS, ())
+    for column in ("slower", "within_noise"):
+        frame[column] = frame[column].astype("boolean")
     return frame
 
 

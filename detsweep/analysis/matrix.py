@@ -9,19 +9,20 @@ import pandas as pd
 
 from detsweep.analysis.cells import has_key
 from detsweep.analysis.control import judge
+from detsweep.analysis.costs import cost_words
 from detsweep.analysis.frames import Sweep
 from detsweep.baselines import value_of
+from detsweep.bounds import upper_bound
 
 VALID = ("pass", "diverged")
 """Verdicts that say something about repeating; the others are counted, but not in the rate."""
 FAILED = ("error", "timeout", "invalid")
-CONFIDENCE = 0.95
 # The worst verdict of a cell's trials is the cell's: a divergence must not hide behind a pass, nor an error.
 WORST_FIRST = ("diverged", "error", "timeout", "invalid", "none", "pass", "unsupported")
 MATRIX_COLUMNS = (
-    "verdict", "fault", "mitigation", "diverged", "errors", "replays", "upper_bound", "first", "cause", "closer_look",
-    "loss", "ranks", "baseline", "differs_from_baseline", "baseline_loss", "plain_step_ms", "step_ms", "error",
-    "log_tail",
+    "verdict", "fault", "mitigation", "effect", "cost", "diverged", "errors", "replays", "upper_bound", "first",
+    "cause", "closer_look", "loss", "ranks", "baseline", "differs_from_baseline", "baseline_loss", "plain_step_ms",
+    "step_ms", "error", "log_tail",
 )  # fmt: skip
 
 
@@ -29,19 +30,20 @@ def cell_table(sweep: Sweep) -> pd.DataFrame:
     """One row for each cell, in the sweep's order.
 
     Columns: the axes that vary; `verdict`, the worst of its trials; `fault` and `mitigation` where any cell has one;
-    `diverged` as "diverged/valid trials"; `errors`; `replays` as "diverged/compared replays" of the valid trials;
-    `upper_bound`, below which the rate per replay lies with 95% confidence when none diverged; the `first` divergence
-    of the first trial that has one; `ranks`, all that diverged in any trial; milliseconds of a step without and with
-    observation (medians of the valid trials); the first `error` and the end of its log. With the first divergence its
-    `cause`; `closer_look`, what a drill found; `loss`, in how many of the diverged comparisons the loss differs, or how
-    many steps after the first divergence it does. Where cells have a `baseline`: which, where the cell
-    `differs_from_baseline` first, and whether its loss does.
+    what became of its mitigations as `effect` (see detsweep.mitigations.effect), and what they `cost`, as a ratio of
+    step times with its spread; `diverged` as "diverged/valid trials"; `errors`; `replays` as "diverged/compared
+    replays" of the valid trials; `upper_bound`, below which the rate per replay lies with 95% confidence when none
+    diverged; the `first` divergence of the first trial that has one; `ranks`, all that diverged in any trial;
+    milliseconds of a step without and with observation (medians of the valid trials); the first `error` and the end of
+    its log. With the first divergence its `cause`; `closer_look`, what a drill found; `loss`, in how many of the
+    diverged comparisons the loss differs, or how many steps after the first divergence it does. Where cells have a
+    `baseline`: which, where the cell `differs_from_baseline` first, and whether its loss does.
     """
     rows = [_cell_row(sweep, group) for _, group in sweep.trials.groupby("cell", sort=False, dropna=False)]
     # The cell column names rows of a sweep without axes, and of a cell whose own file is broken.
     table = pd.DataFrame(rows)
     columns = [*(sweep.axes or ("slug",)), *(column for column in MATRIX_COLUMNS if column not in sweep.axes)]
-    idle = {"fault": {"none", ""}, "mitigation": {"none", ""}, "closer_look": {""}}
+    idle = {"fault": {"none", ""}, "mitigation": {"none", ""}, "closer_look": {""}, "effect": {""}, "cost": {""}}
     for column, nothing in idle.items():
         if column not in sweep.axes and set(table[column]) <= nothing:
             columns.remove(column)
@@ -101,14 +103,6 @@ def worst(verdicts: Sequence[str]) -> str:
     return min(verdicts, key=WORST_FIRST.index)
 
 
-def upper_bound(replays: int) -> float:
-    """The rate below which a divergence lies with 95% confidence after `replays` clean ones: 1 - 0.05^(1/n).
-
-    The exact (Clopper-Pearson) one-sided bound for zero events; 1.0 for no replay at all.
-    """
-    return 1.0 if replays == 0 else float(1 - (1 - CONFIDENCE) ** (1 / replays))
-
-
 def _cell_row(sweep: Sweep, group: pd.DataFrame) -> dict[str, Any]:
     verdicts = [str(verdict) for verdict in group["verdict"]]
     valid = sum(verdict in VALID for verdict in verdicts)
@@ -121,6 +115,8 @@ def _cell_row(sweep: Sweep, group: pd.DataFrame) -> dict[str, Any]:
     return {
         **row,
         "verdict": worst(verdicts),
+        "effect": ", ".join(dict.fromkeys(effect for effect in group["effect"] if isinstance(effect, str) and effect)),
+        "cost": _cost(sweep, row["cell"]),
         "diverged": f"{verdicts.count('diverged')}/{valid}",
         "errors": sum(verdict in FAILED for verdict in verdicts),
         "replays": f"{diverged_replays}/{replays}",
@@ -168,6 +164,11 @@ def describe_place(record: Mapping[str, Any]) -> str:
             place += f" ({record['phase']})"
     # A record that the other run does not have at this place, or has in another shape, is not one of other bits.
     return place if record["kind"] in ("value", "tie", None) else f"{record['kind']} differs at {place}"
+
+
+def _cost(sweep: Sweep, cell: str) -> str:
+    found = sweep.costs[sweep.costs["cell"] == cell]
+    return "" if found.empty else cost_words(found.iloc[0])
 
 
 def _closer_look(sweep: Sweep, cell: str) -> str:

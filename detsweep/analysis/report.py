@@ -12,9 +12,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from detsweep.analysis.arms import arm_lines
+from detsweep.analysis.checklist import checklist, lines
 from detsweep.analysis.control import GOOD
-from detsweep.analysis.findings import campaign_lines, closer_lines, note_lines
-from detsweep.analysis.matrix import FAILED, cell_table, upper_bound
+from detsweep.analysis.findings import campaign_lines, closer_lines, mitigation_lines, note_lines
+from detsweep.analysis.matrix import FAILED, cell_table
+from detsweep.analysis.searched import search_exit_code, search_lines
+from detsweep.bounds import upper_bound
 from detsweep.paths import SweepPaths, write_text
 
 if TYPE_CHECKING:
@@ -47,9 +51,11 @@ MARKS = {
 }
 # These fold; the number is the least width at which they are still read.
 FOLDED = {HEADERS["first"]: 24, HEADERS["closer_look"]: 24, HEADERS["differs_from_baseline"]: 24, "error": 40}
+LONG = 80
+CHECKED_AT_ONCE = 100_000_000
 # An error's text stands below the table too.
 EXPENDABLE = ("error", *(HEADERS[name] for name in ("plain_step_ms", "step_ms", "upper_bound", "replays")), "errors",
-              *(HEADERS[name] for name in ("baseline_loss", "loss")), "baseline", HEADERS["diverged"], "cause",
+              *(HEADERS[name] for name in ("baseline_loss", "loss")), "baseline", HEADERS["diverged"], "cause", "cost",
               HEADERS["closer_look"], "mitigation", "fault")  # fmt: skip
 STYLES = {"pass": "green", "diverged": "bold red", "unsupported": "dim", "none": "dim"}
 
@@ -70,17 +76,17 @@ def print_report(sweep: Sweep, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     if not console.is_terminal:
         # A pipe or a file has no width to fit into; folding there would break the rows.
-        console = Console(file=console.file, highlight=False, width=400)
+        console = Console(file=console.file, highlight=False, width=600)
     table = cell_table(sweep)
     view = Table(box=None, pad_edge=False, header_style="bold")
     shown = _readable(table)
     shown = shown.drop(columns=[column for column in shown if (shown[column] == "").all()])
     left_out = _fit(shown, console.width, kept=sweep.axes)
     for column in shown.columns:
-        right, wide = column.endswith("\nms"), column in FOLDED
+        right, wide = column.endswith("\nms"), _folded(shown, column) is not None
         view.add_column(escape(column), justify="right" if right else "left", overflow="fold", no_wrap=not wide)
-    for verdict, (_, row) in zip(table["verdict"], shown.iterrows(), strict=True):
-        view.add_row(*(escape(str(item)) for item in row), style=STYLES.get(verdict, "yellow"))
+    for (_, judged), (_, row) in zip(table.iterrows(), shown.iterrows(), strict=True):
+        view.add_row(*(escape(str(item)) for item in row), style=_style(judged))
     with console.capture() as captured:
         console.print(view)
     console.out("\n".join(line.rstrip() for line in captured.get().splitlines()), highlight=False)
@@ -89,6 +95,13 @@ def print_report(sweep: Sweep, console: Console | None = None) -> None:
         console.print(f"(in matrix.md, too wide for here: {names})", soft_wrap=True)
     for line in [*campaign_lines(sweep), *failures(sweep, Path.cwd()), *summary(sweep)]:
         console.print(escape(line), soft_wrap=True)
+
+
+def _style(row: pd.Series[Any]) -> str:
+    # A pass that nothing read the mitigation of is no cure, and not to be taken for one at a glance.
+    effects = str(row.get("effect", "")).split(", ")
+    idle = row["verdict"] == "pass" and all(effect.endswith("inert") for effect in effects)
+    return "dim" if idle else STYLES.get(row["verdict"], "yellow")
 
 
 def _fit(shown: pd.DataFrame, width: int, *, kept: Sequence[str] = ()) -> list[str]:
@@ -107,11 +120,19 @@ def _fit(shown: pd.DataFrame, width: int, *, kept: Sequence[str] = ()) -> list[s
 
 def _width(shown: pd.DataFrame) -> int:
     def columns(name: str) -> int:
-        words = [*name.split("\n"), *(str(item) for item in shown[name])]
-        longest = max(len(word) for word in words)
-        return min(longest, FOLDED[name]) if name in FOLDED else longest
+        longest, folded = _longest(shown, name), _folded(shown, name)
+        return longest if folded is None else min(longest, folded)
 
     return sum(columns(name) for name in shown.columns) + 2 * (len(shown.columns) - 1)
+
+
+def _longest(shown: pd.DataFrame, name: str) -> int:
+    return max(len(word) for word in [*name.split("\n"), *(str(item) for item in shown[name])])
+
+
+def _folded(shown: pd.DataFrame, name: str) -> int | None:
+    """The least width of a column that folds; None for one that does not. Long names of stacks of mitigations do."""
+    return FOLDED.get(name, LONG // 2 if _longest(shown, name) > LONG else None)
 
 
 def markdown(sweep: Sweep, table: pd.DataFrame) -> Iterator[str]:
@@ -126,11 +147,20 @@ def markdown(sweep: Sweep, table: pd.DataFrame) -> Iterator[str]:
     yield ""
     if table_of_faults := campaign_lines(sweep):
         yield from ("```", *table_of_faults, "```", "")
-    for line in summary(sweep):
-        yield f"- {line}"
+    yield from (f"- {line}" for line in summary(sweep) if line)
+    yield from ("", "## Reproducibility checklist", "", *(f"- {line}" for line in _checklist(sweep)))
     failed = list(failures(sweep, sweep.folder))
     if failed:
         yield from ("", "## Failures", "", "```", *failed, "```")
+
+
+def _checklist(sweep: Sweep) -> Iterator[str]:
+    """The checklist, which reads every record: of a large sweep it is left to its own command."""
+    records = sum(path.stat().st_size for path in sweep.folder.glob("cells/*/trial*/rank*.jsonl"))
+    if records > CHECKED_AT_ONCE:
+        yield f"python -m detsweep.analysis checklist {sweep.folder.name} (not here: {records / 1e6:.0f} MB of records)"
+    else:
+        yield from lines(checklist(sweep.folder))
 
 
 def failures(sweep: Sweep, base: Path) -> Iterator[str]:
@@ -169,7 +199,9 @@ def summary(sweep: Sweep) -> list[str]:
     baseline = sweep.trials[(sweep.trials["mitigation"] == "none") & (sweep.trials["fault"] == "none")]
     if len(set(sweep.trials["mitigation"]) - {""}) > 1 and set(baseline["verdict"]) == {"pass"}:
         lines.append("without mitigations nothing diverged: this sweep says nothing about what they cure")
-    lines += [*note_lines(sweep), *closer_lines(sweep)]
+    lines += [*arm_lines(sweep), *mitigation_lines(sweep), *note_lines(sweep)]
+    # A search looks for a cure, and its sets diverge on the way: no closer look at each of them.
+    lines += search_lines(sweep) if sweep.search else closer_lines(sweep)
     if sweep.positive_control:
         judged = list(cell_table(sweep)["control"])
         good = sum(word in GOOD for word in judged)
@@ -181,8 +213,11 @@ def exit_code(sweep: Sweep) -> int:
     """0 every cell passed; 1 something diverged; 3 nothing diverged but a cell has an error or no verdict.
 
     Unsupported cells do not count, but where there is no other nothing has passed: 3. Of a positive control: 0 when
-    every cell is as it should be, else 1, or 3 where a cell has no verdict.
+    every cell is as it should be, else 1, or 3 where a cell has no verdict. Of a search: 0 where it has an answer that
+    was verified, 1 where no set cures, else 3.
     """
+    if sweep.search:
+        return search_exit_code(sweep)
     if sweep.positive_control:
         judged = set(cell_table(sweep)["control"])
         return 0 if judged <= set(GOOD) else 3 if judged <= {*GOOD, "no verdict"} else 1

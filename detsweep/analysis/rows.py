@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,19 +11,21 @@ from detsweep.analysis.cells import Broken
 from detsweep.analysis.injected import clean, injections
 from detsweep.baselines import value_of
 from detsweep.crosstrial import COMPARABLE, CrossComparison, against_baseline, settled
+from detsweep.mitigations import EFFECTS
 from detsweep.paths import CellPaths, FileError, TrialPaths
 
 NO_VERDICT = "none"
 TRIAL_COLUMNS = (
-    "cell", "slug", "trial", "verdict", "mitigation", "fault", "mode", "diverged_ranks", "first_site", "first_block",
-    "first_name", "first_phase", "first_kind", "first_step", "first_run", "first_reference", "first_ranks", "cause",
-    "closer", "loss", "replays", "diverged_replays", "clean_comparisons", "false_alarms", "error", "error_ranks",
-    "notes", "log", "log_tail", "step_ms", "plain_step_ms", "seconds", "folder",
+    "cell", "slug", "trial", "verdict", "mitigation", "effect", "fault", "mode", "diverged_ranks", "first_site",
+    "first_block", "first_name", "first_phase", "first_kind", "first_step", "first_run", "first_reference",
+    "first_ranks", "cause", "closer", "loss", "replays", "diverged_replays", "clean_comparisons", "false_alarms",
+    "error", "error_ranks", "notes", "log", "log_tail", "step_ms", "plain_step_ms", "seconds", "folder",
 )  # fmt: skip
 DIVERGENCE_COLUMNS = (
     "cell", "trial", "rank", "step", "run", "reference", "seq", "site", "block", "name", "phase", "kind", "cause",
     "origin", "closer", "level", "fault",
 )  # fmt: skip
+EFFECT_COLUMNS = ("cell", "trial", "mitigation", "setting", "status", "evidence")
 BASELINE_COLUMNS = (
     "cell", "baseline", "equal", "compared", "differing", "site", "block", "name", "phase", "kind", "cause", "rank",
     "step", "loss_equal", "repeats", "error",
@@ -63,6 +66,7 @@ def trial_row(number: int, trial: TrialPaths, result: Mapping[str, Any]) -> dict
     return {
         "trial": number,
         "verdict": result["verdict"],
+        "effect": effect_words(result),
         "diverged_ranks": tuple(result.get("diverged_ranks", ())),
         **{f"first_{key}": first.get(key) for key in ("site", "block", "name", "phase", "kind", "step", "run")},
         "first_reference": first.get("reference"),
@@ -82,6 +86,22 @@ def trial_row(number: int, trial: TrialPaths, result: Mapping[str, Any]) -> dict
         "seconds": result.get("seconds"),
         "folder": str(trial.folder),
     }
+
+
+def effect_words(result: Mapping[str, Any]) -> str:
+    """What became of a trial's mitigations: one word for one of them, of several how many came to each."""
+    statuses = [one["status"] for one in (result.get("effects") or {}).values()]
+    if len(statuses) == 1:
+        return str(statuses[0])
+    counts = Counter(statuses)
+    return ", ".join(f"{counts[status]} {status}" for status in EFFECTS if counts[status])
+
+
+def effect_rows(cell: Cell, number: int, result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A row for each setting of each mitigation of a trial."""
+    for mitigation, one in (result.get("effects") or {}).items():
+        for setting, effect in one["settings"].items():
+            yield {"cell": cell["id"], "trial": number, "mitigation": mitigation, "setting": setting, **effect}
 
 
 def fault_rows(cell: Cell, number: int, result: Mapping[str, Any]) -> list[dict[str, Any]]:
