@@ -31,6 +31,7 @@ from gpu_judges import (
     FAIL,
     Outcome,
     judge_atomics,
+    judge_effects,
     judge_faults,
     judge_levels,
     judge_tests,
@@ -41,6 +42,7 @@ from measuring import Figure, clean_environment, end_in_order, run_command
 
 import detsweep
 from detsweep.analysis.control import campaign
+from detsweep.analysis.costs import cost_words
 from detsweep.injections import KINDS, can_strike
 from detsweep.paths import write_json
 
@@ -191,6 +193,18 @@ def race_rows(sweep: Sweep) -> Iterator[dict[str, Any]]:
         }
 
 
+def effects(bench: Bench) -> Outcome:
+    """What becomes of mitigations whose effect a GPU, NCCL or cuBLAS can show, and what they cost."""
+    names = ("none", "torch_det", "nccl_ring", "cublas_ws", "cudnn_det", "cpu_1thread")
+    model = "small" if bench.device == "cuda" else "tiny"
+    cell = ("mitigation_force=true", "trials=3", "steps=5", f"model={model}")
+    words = ("-m", f"mitigation={','.join(names)}", *cell)
+    found = bench.sweep("mitigations", *words, timeout_s=240)
+    rows = found.effects.drop_duplicates(["mitigation", "setting"])
+    costs = {row["mitigation"]: cost_words(row) for _, row in found.costs.iterrows()}
+    return judge_effects(rows.to_dict("records"), costs, bench.device)
+
+
 def level_times(bench: Bench) -> Outcome:
     """Each model on its own: what does not fit, or takes too long, leaves the others their figures."""
     figures: list[Figure] = []
@@ -225,6 +239,7 @@ def tests(bench: Bench) -> Outcome:
 CHECKS: dict[str, Callable[[Bench], Outcome]] = {
     "faults": faults,
     "atomics": atomics,
+    "effects": effects,
     "levels": level_times,
     "waits": waits,
     "tests": tests,

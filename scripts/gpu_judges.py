@@ -70,6 +70,21 @@ def _race_line(row: Mapping[str, Any]) -> str:
     return line
 
 
+def judge_effects(rows: Sequence[Mapping[str, Any]], costs: Mapping[str, str], device: str) -> Outcome:
+    """Nothing asked for is lost, and what can show that it acts does."""
+    shown = {"deterministic_algorithms", "fill_uninitialized_memory", "num_threads"}
+    if device == "cuda":
+        shown |= {"NCCL_ALGO", "CUBLAS_WORKSPACE_CONFIG", "cudnn_deterministic"}
+    lost = [row for row in rows if row["status"] == "lost"]
+    unshown = [row for row in rows if row["setting"] in shown and row["status"] != "effective"]
+    effective = sum(row["status"] == "effective" for row in rows)
+    text = f"{effective} of {len(rows)} settings are seen to act, {len(lost)} are lost"
+    lines = [f"{row['mitigation']}: {row['setting']} {row['status']}: {row['evidence']}" for row in rows]
+    lines += [f"{mitigation}: {words}" for mitigation, words in costs.items()]
+    good = bool(rows) and not lost and not unshown
+    return Outcome(PASS if good else FAIL, text, {"settings": list(rows), "costs": dict(costs)}, lines)
+
+
 def judge_levels(figures: Sequence[Figure], errors: Sequence[str]) -> Outcome:
     """Every ratio keeps its limit; `errors` are of models that gave none."""
     missed = [figure for figure in figures if not figure.kept]

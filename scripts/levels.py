@@ -22,6 +22,7 @@ import torch.distributed as dist
 from measuring import Figure, finish, in_turn, ratios, torchrun, trial_spec
 
 from detsweep import fingerprints
+from detsweep.environment import thread_variables
 from detsweep.orphans import die_with_parent
 from detsweep.paths import read_json, write_json
 from detsweep.worker import model as models
@@ -65,7 +66,8 @@ class Rank:
         number, spec = int(os.environ["RANK"]), read_json(folder / "spec.json")
         config = spec["config"]
         device = sharding.open_device(config["device"])
-        settings.apply(spec["settings"]["torch"])
+        asked = spec["settings"]
+        settings.apply(thread_variables(config["world"]["threads_per_rank"], asked["env"]), asked["torch"])
         sharding.open_group(device, spec["timeout_min"])
         settings.seed_everything(config["seed"])
         model = models.build(config, device)

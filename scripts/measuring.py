@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from omegaconf import OmegaConf
 from detsweep import schema
 from detsweep.dispatch.torchrun import environment_of
 from detsweep.environment import visible_gpus
-from detsweep.paths import conf_dir
+from detsweep.paths import TrialPaths, conf_dir
 from detsweep.plan import make_plan
 
 T = TypeVar("T")
@@ -116,8 +117,10 @@ def torchrun(ranks: int, script: str, *arguments: str) -> list[str]:
 def finish(command: Sequence[str], spec: Mapping[str, Any], *, timeout_s: float | None = None) -> str:
     """Run a command in the environment of a trial, number of threads included, and return what it printed."""
     gpus = visible_gpus() if spec["config"]["device"] == "cuda" else ()
-    variables = environment_of(spec, clean_environment(), gpus).variables
-    done = run_command(command, variables, timeout_s=timeout_s)
+    # The kernels that it compiles are its own, as a trial's are, and go with it.
+    with tempfile.TemporaryDirectory(prefix="detsweep-") as scratch:
+        variables = environment_of(spec, clean_environment(), gpus, TrialPaths(Path(scratch) / "trial0")).variables
+        done = run_command(command, variables, timeout_s=timeout_s)
     if done.code != 0:
         how = f"was ended after {timeout_s:.0f} s" if done.code is None else f"left with {done.code}"
         raise RuntimeError(f"{' '.join(command)} {how}:\n{done.out}{done.err}")
