@@ -127,7 +127,7 @@ def _task(plan: Plan, folders: list[Path], arguments: list[str]) -> tuple[search
 def _say_notes(plan: Plan, task: tuple[search.Task, list[str]] | None) -> None:
     notes = [*plan.notes, *(task[1] if task else ())]
     if kept_out := environment.kept_out(os.environ, [cell.spec(0)["settings"]["env"] for cell in plan.cells]):
-        notes.append(f"this shell's {', '.join(kept_out)} do not reach the trials (keep_env=[NAME] lets one in)")
+        notes.append(f"kept out of the trials: this shell's {', '.join(kept_out)} (keep_env=[NAME] lets one in)")
     for note in notes:
         print(f"detsweep: note: {note}", file=sys.stderr)
 

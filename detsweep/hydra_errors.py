@@ -84,7 +84,7 @@ def _missing_option(name: str, options: Sequence[str] | None) -> str:
     known = options or sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
     if not group or not known:
         return f"{name}: no such group; groups: {', '.join(_groups())}"
-    return f"{group}={option}: no such option; valid: {', '.join(known)}"
+    return f"{group}={option}: no such option{like(option, known)}; valid: {', '.join(known)}"
 
 
 def _groups() -> list[str]:

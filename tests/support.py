@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -131,7 +132,7 @@ def rank_result(rank: int, streams: Sequence[Stream], lost: Sequence[str]) -> di
     """What a rank says of its own streams."""
     comparing = Comparing(keep=True)
     comparing.add(streams)
-    return result_of_comparisons(rank, comparing.done, list(lost))
+    return {**result_of_comparisons(rank, comparing.done, lost=bool(lost)), "lost": list(lost)}
 
 
 def write_rank(
@@ -142,17 +143,41 @@ def write_rank(
     differs: Mapping[tuple[int, int], int] | None = None,
     lost: Sequence[str] = (),
     milliseconds: float = 3.0,
-    plain_milliseconds: float = 2.0,
+    plain_milliseconds: float | Sequence[float] = 2.0,
     injected: Sequence[Mapping[str, Any]] = (),
+    effects: Mapping[str, Mapping[str, str]] | None = None,
+    appeared: Mapping[str, str] | None = None,
 ) -> None:
-    """Write what a rank leaves behind; `differs` maps (step, run) to the record from which on that run differs."""
+    """Write what a rank leaves behind; `differs` maps (step, run) to the record from which on that run differs.
+
+    `plain_milliseconds`: of each unobserved step; `effects` maps mitigations to the status of each of their settings.
+    """
     trial.folder.mkdir(parents=True, exist_ok=True)
     places = [(step, int(run.removeprefix("r"))) for step, run in modes.expected_runs(spec["config"])]
     streams = [full_stream(rank, *place, differs_from=(differs or {}).get(place)) for place in places]
     write_streams(trial.records(rank), streams, world_size=spec["world_size"])
-    also = {"loss": 6.25, "groups": {}, "step_ms": milliseconds, "plain_step_ms": plain_milliseconds}
-    own = {**rank_result(rank, streams, lost), **also, "injected": list(injected)}
+    own = {
+        **rank_result(rank, streams, lost),
+        **_measured(milliseconds, plain_milliseconds),
+        "injected": list(injected),
+        "groups": {},
+        "effects": with_evidence(effects or {}),
+        "appeared": dict(appeared or {}),
+    }
     write_json(trial.rank_result(rank), own)
+
+
+def with_evidence(statuses: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, dict[str, str]]]:
+    """The effects that a rank reports, from the status of each setting of each mitigation."""
+    return {
+        mitigation: {name: {"status": status, "evidence": f"{name} is {status}"} for name, status in settings.items()}
+        for mitigation, settings in statuses.items()
+    }
+
+
+def _measured(observed: float, plain: float | Sequence[float]) -> dict[str, Any]:
+    steps = [plain] if isinstance(plain, float) else list(plain)
+    return {"loss": 6.25, "step_ms": observed, "plain_step_ms": statistics.median(steps), "plain_ms": steps}
 
 
 def write_trial(
@@ -163,11 +188,15 @@ def write_trial(
     differs: Mapping[int, Mapping[tuple[int, int], int]] | None = None,
     lost: Mapping[int, Sequence[str]] | None = None,
     milliseconds: float = 3.0,
+    plain_milliseconds: float | Sequence[float] = 2.0,
     injected: Mapping[int, Sequence[Mapping[str, Any]]] | None = None,
+    effects: Mapping[str, Mapping[str, str]] | None = None,
+    appeared: Mapping[int, Mapping[str, str]] | None = None,
 ) -> dict[str, Any]:
     """Write a trial that ran to its end and its merged result; `differs` and `lost` say of each rank what is not well.
 
-    `injected`: the faults that each rank put in. Returns the result.
+    `injected`: the faults that each rank put in; `effects`: what became of every setting, on all ranks; `appeared`: the
+    variables that were set inside of each rank. Returns the result.
     """
     spec = cell.spec(number)
     write_json(trial.spec, spec)
@@ -179,7 +208,10 @@ def write_trial(
             differs=(differs or {}).get(rank),
             lost=(lost or {}).get(rank, ()),
             milliseconds=milliseconds,
+            plain_milliseconds=plain_milliseconds,
             injected=(injected or {}).get(rank, ()),
+            effects=effects,
+            appeared=(appeared or {}).get(rank),
         )
     return _merged(trial, spec)
 
@@ -205,9 +237,9 @@ def write_recorded(
         own = [stream_of(records(rank, step, run), rank=rank, step=step, run=f"r{run}") for step, run in places]
         streams = [replace(one, nonfinite=nonfinite or {}) for one in own]
         write_streams(trial.records(rank), streams, world_size=cell.world_size)
-        also = {"loss": 6.25, "groups": groups or {}, "step_ms": 3.0, "plain_step_ms": 2.0}
-        also["injected"] = list((injected or {}).get(rank, ()))
-        write_json(trial.rank_result(rank), {**rank_result(rank, streams, []), **also})
+        also = {"injected": list((injected or {}).get(rank, ())), "groups": groups or {}, "effects": {}, "appeared": {}}
+        own = {**rank_result(rank, streams, []), **_measured(3.0, 2.0), **also}
+        write_json(trial.rank_result(rank), own)
     return _merged(trial, spec)
 
 

@@ -26,13 +26,21 @@ def run(*command: str, cwd: Path, **variables: str) -> subprocess.CompletedProce
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
-@pytest.mark.parametrize("group", [group for group in GROUPS if group != "experiment"])
+@pytest.mark.parametrize("group", [group for group in GROUPS if group not in ("experiment", "search")])
 def test_every_option_is_a_valid_cell(group: str, tmp_path: Path) -> None:
     options = sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
     arguments = ("-m", f"{group}={','.join(options)}", "experts=8", "mitigation_force=true", "dry_run=true")
     done = run(sys.executable, "-m", "detsweep", *arguments, *NEEDED.get(group, ()), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{len(options)} cells, ")
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (conf_dir() / "search").glob("*.yaml")))
+def test_every_search_of_the_default_cell_is_valid(name: str, tmp_path: Path) -> None:
+    done = run(sys.executable, "-m", "detsweep", f"search={name}", "dry_run=true", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1 cells, 1 trials, ")
+    assert (f"search={name}: from this cell on, over " in done.stdout) == (name != "none")
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml")))

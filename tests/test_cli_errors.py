@@ -13,7 +13,7 @@ import detsweep
 from tests.conftest import clean_environment
 
 WRONG = [
-    (["dtype=bf17"], "dtype=bf17: no such option; valid: bf16, bf16_mixed, fp16, fp32"),
+    (["dtype=bf17"], "dtype=bf17: no such option; did you mean bf16?; valid: bf16, bf16_mixed, fp16, fp32"),
     (["experts=abc"], "experts=abc: must be a whole number"),
     (["+moe.typo=1"], "moe.typo: no such key; valid: name, routing, combine, default_top_k, experts, top_k"),
     (["moe.typo=1"], "moe.typo: no such key; valid: name, routing, combine, default_top_k, experts, top_k"),
@@ -21,7 +21,7 @@ WRONG = [
     (["experts=0"], "experts=0: must be at least 1"),
     (["hydra/launcher=joblib"], "hydra/launcher=joblib: detsweep starts its cells itself; use launch=local"),
     (["hydra/sweeper=optuna"], "hydra/sweeper=optuna: only basic"),
-    (["mitigation=[none,nothing]"], "mitigation=nothing: no such option; valid: cpu_1thread, none, primus, recipe"),
+    (["mitigation=[none,nothing]"], "mitigation=nothing: no such option; valid: aten_avx2, bf16_full_reduction, "),
     (["dtype=bf16,fp16"], "dtype=bf16,fp16: a sweep over several values needs -m"),
     (["-m", "experts=1,0"], "experts=0: must be at least 1"),
     (["-m", "launch.max_parallel=1,2"], "launch.max_parallel=1,2: cannot be an axis of a sweep"),
@@ -128,7 +128,7 @@ def test_help_is_fast_and_says_what_there_is(tmp_path: Path) -> None:
         "dtype: bf16, bf16_mixed, fp16, fp32",
         "mode: lockstep, relaunch, replay, resume, train",
         "observe: block, collective, module, off, op",
-        "experiment: cpu_races, llm_determinism, self_test",
+        "experiment: cpu_costs, cpu_races, llm_determinism, self_test, three_arms",
         "world:",
         "Exit code",
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,7 +10,18 @@ import pytest
 
 from detsweep import environment
 from detsweep.consistency import RESERVED
-from detsweep.environment import ChildEnvironment, changes_numerics, child_environment, gpu_platform, visible_gpus
+from detsweep.environment import (
+    ChildEnvironment,
+    changes_numerics,
+    child_environment,
+    gpu_platform,
+    isolated,
+    kept_out,
+    overruled,
+    thread_variables,
+    visible_gpus,
+)
+from detsweep.mitigations import catalogue
 
 SHELL = {
     "PATH": "/bin",
@@ -26,7 +38,7 @@ SHELL = {
 def _child(
     base: Mapping[str, str], gpus: Sequence[str] = (), threads: int = 2, **wanted: str | None
 ) -> ChildEnvironment:
-    return child_environment(base, wanted, threads=threads, gpus=gpus)
+    return child_environment(base, wanted, threads=threads, gpus=gpus, defaults={})
 
 
 def test_what_changes_bits_is_taken_away_and_recorded() -> None:
@@ -57,6 +69,29 @@ def test_threads_are_always_those_of_the_cell(base: dict[str, str]) -> None:
     assert (child.changed["OMP_NUM_THREADS"], child.changed["MKL_NUM_THREADS"]) == ("3", "3")
 
 
+@pytest.mark.parametrize(
+    ("wanted", "openmp", "mkl"),
+    [
+        ({}, "4", "4"),
+        ({"OMP_NUM_THREADS": "1"}, "1", "1"),
+        ({"MKL_NUM_THREADS": "8"}, "8", "8"),
+        ({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "2"}, "1", "2"),
+        ({"OMP_NUM_THREADS": None}, "4", "4"),
+        ({"OMP_NUM_THREADS": None, "MKL_NUM_THREADS": "2"}, "2", "2"),
+    ],
+    ids=str,
+)
+def test_where_a_cell_asks_for_one_number_of_threads_the_other_follows(
+    wanted: dict[str, str | None], openmp: str, mkl: str
+) -> None:
+    assert thread_variables(4, wanted) == {"OMP_NUM_THREADS": openmp, "MKL_NUM_THREADS": mkl}
+
+
+def test_threads_of_the_shell_are_overruled_by_those_of_the_cell() -> None:
+    assert _child(SHELL).overruled == {"OMP_NUM_THREADS": "64", "MKL_NUM_THREADS": "64"}
+    assert _child(SHELL, threads=64).overruled == {}
+
+
 def test_threads_that_are_the_shells_too_are_no_change() -> None:
     assert not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & _child(SHELL, threads=64).changed.keys()
 
@@ -74,6 +109,54 @@ def test_a_variable_set_to_what_the_shell_has_is_neither_changed_nor_removed() -
     child = _child(SHELL, NCCL_ALGO="Tree")
     assert child.variables["NCCL_ALGO"] == "Tree"
     assert "NCCL_ALGO" not in {**child.changed, **child.removed}
+
+
+def test_what_the_shell_has_otherwise_is_overruled_and_nothing_else_is() -> None:
+    wanted = {"NCCL_ALGO": "Ring", "PYTHONHASHSEED": "0", "HOME": None, "NEVER_SET": "1", "NVTE_X": None}
+    assert overruled(SHELL, wanted) == {"NCCL_ALGO": "Tree", "HOME": "/home/user"}
+    assert _child(SHELL, threads=64, **wanted).overruled == overruled(SHELL, wanted)
+
+
+def test_defaults_are_set_unless_the_cell_says_otherwise() -> None:
+    defaults = {"CACHE": "/own", "NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "eth7"}
+    wanted = {"CACHE": "/mine", "NCCL_SOCKET_IFNAME": None}
+    child = child_environment(SHELL, wanted, threads=2, gpus=(), defaults=defaults)
+    assert child.variables["CACHE"] == child.changed["CACHE"] == "/mine"
+    assert child.variables["NCCL_DEBUG"] == child.changed["NCCL_DEBUG"] == "INFO"
+    assert "NCCL_SOCKET_IFNAME" not in child.variables
+    assert child.removed["NCCL_SOCKET_IFNAME"] == "eth0"
+
+
+def test_what_no_cell_speaks_of_is_kept_out() -> None:
+    assert kept_out(SHELL, [{}]) == ["CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO", "PYTHONHASHSEED"]
+
+
+def test_what_some_cell_sets_or_unsets_is_not_said_to_be_kept_out() -> None:
+    assert kept_out(SHELL, [{"NCCL_ALGO": None}, {}, {"PYTHONHASHSEED": "1"}]) == ["CUBLAS_WORKSPACE_CONFIG"]
+
+
+@pytest.mark.parametrize("name", ["PATH", "NCCL_SOCKET_IFNAME", "NCCL_DEBUG", "OMP_NUM_THREADS", "MKL_NUM_THREADS"])
+def test_what_reaches_a_trial_or_every_cell_sets_is_not_kept_out(name: str) -> None:
+    assert kept_out({name: "1"}, [{}]) == []
+
+
+def test_a_cell_that_is_neither_compiled_nor_on_a_gpu_needs_no_files_of_its_own() -> None:
+    assert isolated(Path("/cell"), compiles=False, gpu=False) == {}
+    assert isolated(None, compiles=True, gpu=False) == {}
+
+
+def test_each_file_of_its_own_is_another_one_below_the_cells_folder() -> None:
+    own = isolated(Path("/cell/cache"), compiles=True, gpu=True)
+    assert own.pop("NCCL_CONF_FILE") == os.devnull
+    assert len(set(own.values())) == len(own) == 6
+    assert all(Path(value).parent == Path("/cell/cache") for value in own.values())
+    # TunableOp puts the number of the GPU in its place.
+    assert own["PYTORCH_TUNABLEOP_FILENAME"].endswith("%d.csv")
+
+
+def test_all_that_points_to_such_files_is_in_the_catalogue_for_that() -> None:
+    own = isolated(Path("/cell"), compiles=True, gpu=True)
+    assert {catalogue()[name].use for name in own} == {"isolated"}
 
 
 def test_null_unsets_what_is_there_and_what_is_not() -> None:

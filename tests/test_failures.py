@@ -246,6 +246,16 @@ def test_the_innermost_frame_of_the_last_stack_is_said(trial: TrialPaths) -> Non
     assert "old" not in text
 
 
+def test_the_lines_that_are_shown_of_a_long_stack_are_its_innermost(trial: TrialPaths) -> None:
+    _at(trial, 0, 0, 1)
+    frames = [f'  File "/lib/a.py", line {number} in f{number}' for number in range(30)]
+    heading = "Current thread 0x1 (most recent call first):"
+    trial.rank_log(0).write_text("\n".join(["a line before", heading, *frames]) + "\n")
+    failure = explain_timeout(trial, 1, 0.5)
+    assert failure.tail == (heading, *frames[:7])
+    assert ", at f0 (a.py:0)" in failure.text
+
+
 WAITING = """\
 Current thread 0x00007f (most recent call first):
   File "/lib/torch/distributed/distributed_c10d.py", line 2900 in all_reduce

@@ -38,7 +38,7 @@ def _options(group: str) -> str:
 @pytest.mark.parametrize(
     ("override", "line"),
     [
-        ("dtype=bf17", "dtype=bf17: no such option; valid: bf16, bf16_mixed, fp16, fp32"),
+        ("dtype=bf17", "dtype=bf17: no such option; did you mean bf16?; valid: bf16, bf16_mixed, fp16, fp32"),
         ("mitigation=[none,typo]", f"mitigation=typo: no such option; valid: {_options('mitigation')}"),
         ("experiment=typo", f"experiment=typo: no such option; valid: {_options('experiment')}"),
         ("moe.typo=1", "moe.typo: no such key; valid: name, routing, combine, default_top_k, experts, top_k"),

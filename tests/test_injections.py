@@ -56,6 +56,37 @@ def test_a_persistent_fault_is_in_every_run(persistence: str, run: int | None) -
     assert [found.strikes(0, 0, number) for number in (1, 2, 3)] == [run is None, run is None, True]
 
 
+CURE = ("+fault.unless.NCCL_ALGO=Ring", "+fault.unless.TORCH_COMPILE_DISABLE='1'")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "struck"),
+    [
+        ((), True),
+        (("mitigation=[nccl_ring]",), True),
+        (("mitigation=[no_compile]",), True),
+        (("+env.NCCL_ALGO=Ring",), True),
+        (("mitigation=[no_compile]", "+env.NCCL_ALGO=Tree"), True),
+        (("mitigation=[no_compile]", "+env.NCCL_ALGO=null"), True),
+        (("mitigation=[no_compile]", "+env.NCCL_ALGO=Ring"), False),
+        (("mitigation=[nccl_ring,no_compile]",), False),
+        (("mitigation=[primus]",), False),
+        (("+env.NCCL_ALGO=Ring", "+env.TORCH_COMPILE_DISABLE=1"), False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("fault", ["bit_flip", "campaign"])
+def test_a_fault_strikes_unless_all_variables_that_cure_it_are_there(
+    fault: str, overrides: tuple[str, ...], struck: bool
+) -> None:
+    found = ledger(compose(f"fault={fault}", "steps=2", *CURE, *overrides))
+    assert bool(found) is struck
+
+
+def test_a_cure_changes_nothing_of_a_fault_that_strikes() -> None:
+    assert _campaign("steps=9", *CURE) == _campaign("steps=9")
+
+
 @pytest.mark.parametrize("kind", EVERY_RANK)
 def test_what_would_hang_the_group_is_on_every_rank(kind: str) -> None:
     (found,) = ledger(compose(f"fault={kind}", "observe=collective", "fault.rank=1"))

@@ -43,6 +43,10 @@ def test_the_order_of_axes_does_not_change_a_slug() -> None:
         "launch.rerun=all",
         "mitigation_force=true",
         "positive_control=true",
+        "require=[no_compile]",
+        "search=minimal",
+        "search.verify=5",
+        "drill=true",
     ],
 )
 def test_how_a_cell_is_launched_and_judged_is_not_its_identity(override: str) -> None:
@@ -65,6 +69,9 @@ def test_how_a_cell_is_launched_and_judged_is_not_its_identity(override: str) ->
         ("moe=topk", "top_k=3"),
         ("mitigation=[recipe]",),
         ("mitigation=[none,recipe]",),
+        ("mitigation=[recipe]", "mitigation.recipe.torch.cudnn_benchmark=true"),
+        ("mitigation=[recipe]", "mitigation.recipe.env.CUBLAS_WORKSPACE_CONFIG=':16:8'"),
+        ("kernel_cache=trial",),
         ("fault=input_flip",),
         ("fault=bit_flip",),
         ("observe=off",),
@@ -86,6 +93,15 @@ def test_how_a_cell_is_launched_and_judged_is_not_its_identity(override: str) ->
 def test_everything_else_is_its_identity(monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Tree")
     assert one_cell(*overrides).id not in (one_cell().id, one_cell(*overrides[:-1]).id)
+
+
+@pytest.mark.parametrize(
+    "words", ["reads=x", "expect=x", "cost=x", "source=x", "members=[x]", "advice=[x]", "platforms=[cpu,nvidia]"]
+)
+def test_the_words_that_describe_a_preset_are_no_part_of_what_a_cell_is(words: str) -> None:
+    described = one_cell("mitigation=[recipe]", f"mitigation.recipe.{words}")
+    assert described.config != one_cell("mitigation=[recipe]").config
+    assert described.id == one_cell("mitigation=[recipe]").id
 
 
 @pytest.mark.parametrize(
@@ -271,12 +287,20 @@ def test_a_problem_of_several_points_is_said_once() -> None:
         ("trials=1", "trials=2", "trials=1,2"),
         ("mitigation_force=true", "mitigation_force=false", "mitigation_force=False,True"),
         ("positive_control=true", "positive_control=false", "positive_control=False,True"),
+        ("require=[seeded]", "require=[]", "require=['seeded'],[]"),
+        ("search.verify=1", "search.verify=2", "search.verify=1,2"),
     ],
 )
 def test_a_setting_of_the_whole_sweep_is_no_axis(one: str, other: str, line: str) -> None:
     assert _problems(["folder=a", one, "seed=1"], ["folder=a", other, "seed=2"]) == (
         f"{line}: cannot be an axis of a sweep",
     )
+
+
+def test_a_search_is_no_axis() -> None:
+    first, *others = _problems(["folder=a", "search=none"], ["folder=a", "search=minimal"])
+    assert first == "search.name=minimal,none: cannot be an axis of a sweep"
+    assert [line.partition("=")[0] for line in others] == ["search.candidates"]
 
 
 def test_options_are_those_of_the_whole_sweep() -> None:

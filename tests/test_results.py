@@ -111,10 +111,10 @@ def test_a_replay_that_several_ranks_saw_diverge_counts_once(trial: TrialPaths) 
 
 def test_times_are_those_of_the_slowest_rank(trial: TrialPaths) -> None:
     spec = one_cell().spec(0)
-    write_rank(trial, spec, 0, milliseconds=5.0, plain_milliseconds=1.0)
-    write_rank(trial, spec, 1, milliseconds=4.0, plain_milliseconds=7.0)
+    write_rank(trial, spec, 0, milliseconds=5.0, plain_milliseconds=[1.0, 90.0, 1.0])
+    write_rank(trial, spec, 1, milliseconds=4.0, plain_milliseconds=[6.0, 7.0, 8.0])
     result = _merged(trial, spec)
-    assert (result["step_ms"], result["plain_step_ms"]) == (5.0, 7.0)
+    assert (result["step_ms"], result["plain_step_ms"], result["plain_ms"]) == (5.0, 7.0, [6.0, 7.0, 8.0])
 
 
 @pytest.mark.parametrize("differs", [{}, {0: {(0, 2): INPUT}}], ids=["passed", "diverged"])
@@ -125,6 +125,61 @@ def test_a_setting_that_was_lost_makes_the_trial_invalid(
     result = write_trial(trial, one_cell(), differs=differs, lost=lost)
     assert result["verdict"] == "invalid"
     assert result["error"] == "not in force: rank 1: NCCL_ALGO should be Ring, is unset"
+
+
+# --- mitigations -----------------------------------------------------------------------------------------------------
+
+
+def test_what_became_of_a_mitigation_is_the_worst_of_the_ranks_for_each_setting(trial: TrialPaths) -> None:
+    spec = one_cell().spec(0)
+    write_rank(trial, spec, 0, effects={"m": {"A": "effective", "B": "inert"}, "n": {"C": "inert"}})
+    write_rank(trial, spec, 1, effects={"m": {"A": "set", "B": "inert"}, "n": {"C": "inert"}})
+    assert _merged(trial, spec)["effects"] == {
+        "m": {
+            "status": "set",
+            "settings": {
+                "A": {"status": "set", "evidence": "A is set"},
+                "B": {"status": "inert", "evidence": "B is inert"},
+            },
+        },
+        "n": {"status": "inert", "settings": {"C": {"status": "inert", "evidence": "C is inert"}}},
+    }
+
+
+def test_a_trial_without_mitigations_has_no_effects(trial: TrialPaths) -> None:
+    assert write_trial(trial, one_cell())["effects"] == {}
+
+
+def test_what_was_set_inside_of_ranks_is_a_note_for_each_value(trial: TrialPaths) -> None:
+    appeared = {0: {"NCCL_ALGO": "Tree", "NCCL_PROTO": "LL"}, 1: {"NCCL_ALGO": "Tree", "NCCL_PROTO": "Simple"}}
+    result = write_trial(trial, one_cell(), appeared=appeared)
+    inside = "was set inside the process, by a library or a configuration file"
+    assert result["notes"] == [
+        f"ranks 0, 1: NCCL_ALGO=Tree {inside}",
+        f"rank 0: NCCL_PROTO=LL {inside}",
+        f"rank 1: NCCL_PROTO=Simple {inside}",
+    ]
+    assert result["verdict"] == "pass"
+
+
+def test_a_trial_that_was_not_started_for_what_it_requires_is_invalid_and_settles_nothing(trial: TrialPaths) -> None:
+    write_json(trial.result, results.refused(one_cell().spec(0), ["A must be 1, is unset", "B must be 2, is 3"]))
+    result = read_result(trial)
+    assert result is not None
+    error = "refused, required and not in force: A must be 1, is unset; B must be 2, is 3"
+    assert (result["verdict"], result["error"]) == ("invalid", error)
+    assert result["verdict"] not in results.SETTLED
+
+
+def test_ranks_that_refused_are_an_invalid_trial_with_their_reasons(trial: TrialPaths) -> None:
+    reasons = {0: [], 1: ["A must be 1, is unset", "num_threads must be 1, is 2"]}
+    for rank, lines in reasons.items():
+        refusal = {"schema": SCHEMA, "rank": rank, "verdict": "invalid", "refused": lines}
+        write_json(trial.rank_result(rank), refusal)
+    result = _merged(trial, one_cell().spec(0))
+    reason = "rank 1: A must be 1, is unset; rank 1: num_threads must be 1, is 2"
+    assert (result["verdict"], result["error"]) == ("invalid", f"refused, required and not in force: {reason}")
+    assert (result["seconds"], result["cell"], result["trial"]) == (1.235, one_cell().id, 0)
 
 
 # --- modes -----------------------------------------------------------------------------------------------------------
@@ -156,7 +211,7 @@ def test_what_the_first_of_two_launches_leaves_is_no_result(trial: TrialPaths) -
     for rank in range(2):
         write_rank(trial, spec, rank)
     write_json(trial.rank_result(1), {"schema": SCHEMA, "rank": 1, "verdict": "none"})
-    expected = "differs, divergences, lost, plain_step_ms, replays, step_ms"
+    expected = "differs, divergences, effects, lost, plain_step_ms, replays, step_ms"
     assert _error(trial, spec) == f"{trial.rank_result(1)} has no {expected}"
 
 
@@ -248,7 +303,7 @@ def test_a_rank_result_without_one_of_its_fields_is_an_error(trial: TrialPaths, 
 def test_a_rank_that_failed_left_no_result_to_merge(trial: TrialPaths) -> None:
     spec = _ranks(trial)
     write_json(trial.rank_result(0), {"schema": SCHEMA, "rank": 0, "verdict": "error", "error": "x", "at": 1.0})
-    expected = "differs, divergences, lost, plain_step_ms, replays, step_ms"
+    expected = "differs, divergences, effects, lost, plain_step_ms, replays, step_ms"
     assert _error(trial, spec) == f"{trial.rank_result(0)} has no {expected}"
 
 
@@ -384,6 +439,8 @@ def test_a_result_that_was_copied_from_another_cell_is_an_error(tmp_path: Path) 
         ("seconds", "1.5"),
         ("step_ms", [3.0]),
         ("plain_step_ms", {}),
+        ("plain_ms", 2.0),
+        ("effects", []),
         ("ranks", {}),
         ("diverged_ranks", 1),
         ("error_ranks", "1"),

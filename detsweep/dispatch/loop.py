@@ -18,7 +18,7 @@ from detsweep.dispatch.progress import Progress
 from detsweep.dispatch.provenance import add_cell, open_session
 from detsweep.dispatch.stop import Stop, stop_on_signals
 from detsweep.failures import tail
-from detsweep.paths import SweepPaths, TrialPaths, read_json, write_json
+from detsweep.paths import FileError, SweepPaths, TrialPaths, read_json, write_json
 from detsweep.plan import Cell, Plan
 
 Launch = Callable[[Cell, int], Mapping[int, Mapping[str, Any]]]
@@ -169,7 +169,13 @@ def _outstanding(plan: Plan, sweep: SweepPaths) -> list[Trial]:
 def _required_then(trial: TrialPaths, cell: Cell) -> bool:
     """Whether a trial that has a result was held to all that is required now; where nothing is, any was."""
     required = cell.required.to_json()
-    return required == asked.NOTHING.to_json() or read_json(trial.spec).get("required") == required
+    if required == asked.NOTHING.to_json():
+        return True
+    try:
+        return bool(read_json(trial.spec).get("required") == required)
+    except FileError:
+        # Nobody knows what it was held to.
+        return False
 
 
 def _again(result: Mapping[str, Any], rerun: str, *, unsupported: bool) -> bool:

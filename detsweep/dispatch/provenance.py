@@ -26,13 +26,16 @@ def open_session(sweep: SweepPaths, plan: Plan, arguments: Sequence[str]) -> Non
     Raises FileError where the sweep.json that is there cannot be read.
     """
     session = _session(plan, arguments)
-    earlier = read_json(sweep.sweep).get("sessions") if sweep.sweep.exists() else []
+    before = read_json(sweep.sweep) if sweep.sweep.exists() else {"sessions": []}
+    earlier = before.get("sessions")
     if not isinstance(earlier, list):
         raise FileError(f"{sweep.sweep} lists no sessions: not a sweep of this version")
     if earlier:
         for line in changed(earlier[-1], session):
             print(f"detsweep: warning: {line}; results kept from before are not repeated", file=sys.stderr)
-    cells = dict.fromkeys([*(cell for one in earlier for cell in one["cells"]), *session["cells"]])
+    # A search adds cells of its own to those that the command lines name.
+    named = [cell for one in earlier for cell in one["cells"]]
+    cells = dict.fromkeys([*before.get("cells", ()), *named, *session["cells"]])
     write_json(sweep.sweep, {"schema": SCHEMA, "cells": list(cells), "sessions": [*earlier, session]})
 
 

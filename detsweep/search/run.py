@@ -8,7 +8,7 @@ from typing import Any
 
 from detsweep.plan import Cell
 from detsweep.search.session import Launch, NoAnswerError, Session
-from detsweep.search.smallest import WHOLE, Found, smallest
+from detsweep.search.smallest import Found, smallest
 
 ROUNDS = 5
 """How often an answer may fall with fresh launches before the search gives up."""
@@ -155,10 +155,7 @@ def _cure(task: Task, session: Session, members: tuple[str, ...], found: Found) 
             "but nothing here reads what it sets, so it cannot be what cured it: that was luck, or the machine"
         )
     if found.only_alone:
-        failed = next((one for one in session.tried if one.why == WHOLE and one.came_to == "no answer"), None)
-        brings = "it does not cure: one of them brings a divergence of its own"
-        what = brings if failed is None else f"it came to no answer: {failed.evidence.error}"
-        lines.append(f"together with the other candidates {what}")
+        lines.append("together with the other candidates it does not cure: one of them brings a divergence of its own")
     if len(members) > 2:
         lines.append("none of its members can be left out; other sets that are smaller were tried up to one member")
     lines.append(_effort(task, session))

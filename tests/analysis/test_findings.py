@@ -12,9 +12,18 @@ from typing import Any
 import pytest
 
 from detsweep import Sweep, load
-from detsweep.analysis.findings import CLOSER_SHOWN, NOTES_SHOWN, campaign_lines, closer_lines, note_lines
+from detsweep.analysis.findings import (
+    CLOSER_SHOWN,
+    NOTES_SHOWN,
+    campaign_lines,
+    closer_lines,
+    mitigation_lines,
+    note_lines,
+)
 from detsweep.capture import Record
+from detsweep.paths import read_json, write_json
 from detsweep.plan import Cell, Plan, make_plan
+from detsweep.results import merge
 from tests.support import (
     BLOCK_1_POST,
     INPUT,
@@ -258,3 +267,76 @@ def test_faults_that_were_not_put_in_are_in_no_sum(tmp_path: Path) -> None:
         ["replay", "transient", "bit_flip", "1", "0", "0", "0", "1", "0"],
         ["all", "1", "0", "0", "0", "1", "0"],
     ]
+
+
+# --- mitigations -----------------------------------------------------------------------------------------------------
+
+
+def _effects(folder: Path, *cells: dict[str, dict[str, dict[str, str]]]) -> Sweep:
+    """A sweep with a cell for each of these effects, as its ranks report them."""
+    plan = plan_of(*([f"seed={number}"] for number, _ in enumerate(cells)))
+    sweep = write_cells(folder, plan)
+    for cell, became in zip(plan.cells, cells, strict=True):
+        trial = trial_of(sweep, cell)
+        write_trial(trial, cell)
+        for rank in range(cell.world_size):
+            write_json(trial.rank_result(rank), {**read_json(trial.rank_result(rank)), "effects": became})
+        write_json(trial.result, merge(trial, cell.spec(0), returncode=0, timeout_min=None, seconds=1.0))
+    return load(folder)
+
+
+def _inert(evidence: str) -> dict[str, str]:
+    return {"status": "inert", "evidence": evidence}
+
+
+SET = {"status": "set", "evidence": "there is what reads it: torch"}
+NO_NCCL, NO_PRIMUS = "nothing here reads it (no nccl, no rccl)", "nothing here reads it (no primus)"
+ON_CPU = "for GPUs, and this is a CPU"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"NCCL_ALGO": _inert(NO_NCCL)}, NO_NCCL),
+        ({"NCCL_ALGO": _inert(NO_NCCL), "PRIMUS_DETERMINISTIC": _inert(NO_PRIMUS)}, f"{NO_NCCL}; {NO_PRIMUS}"),
+        (
+            {"NCCL_ALGO": _inert(NO_NCCL), "NCCL_PROTO": _inert(NO_NCCL), "cudnn_benchmark": _inert(ON_CPU)},
+            f"{NO_NCCL}; {ON_CPU}",
+        ),
+        (
+            {"fill_uninitialized_memory": _inert("only read with deterministic algorithms")},
+            "only read with deterministic algorithms",
+        ),
+        (
+            {"sdpa_backend": _inert("nothing here calls SDPA: see model.attention")},
+            "nothing here calls SDPA: see model.attention",
+        ),
+    ],
+    ids=["one", "two", "said once", "filling", "attention"],
+)
+def test_a_mitigation_that_nothing_reads_is_said_to_tell_nothing_with_why(
+    tmp_path: Path, settings: dict[str, dict[str, str]], said: str
+) -> None:
+    (line,) = mitigation_lines(_effects(tmp_path, {"mine": settings}))
+    assert line == f"mine is inert here, its rows say nothing about it: {said}"
+
+
+def test_one_that_is_read_in_some_cells_is_said_to_tell_nothing_in_the_others(tmp_path: Path) -> None:
+    sweep = _effects(tmp_path, {"mine": {"A": SET}}, {"mine": {"A": _inert(NO_PRIMUS)}})
+    assert list(mitigation_lines(sweep)) == [
+        f"mine is inert in some cells, those rows say nothing about it: {NO_PRIMUS}"
+    ]
+
+
+def test_one_of_which_a_part_is_read_is_not_inert(tmp_path: Path) -> None:
+    assert list(mitigation_lines(_effects(tmp_path, {"mine": {"A": SET, "B": _inert(NO_PRIMUS)}}))) == []
+
+
+def test_what_the_library_undid_itself_is_said_once(tmp_path: Path) -> None:
+    undone = {"status": "set", "evidence": "undone: it was read at import, and then it was not"}
+    sweep = _effects(tmp_path, *[{"mine": {"A": undone}}] * 2)
+    assert list(mitigation_lines(sweep)) == ["mine: A undone: it was read at import, and then it was not"]
+
+
+def test_of_a_sweep_without_mitigations_nothing_is_said(tmp_path: Path) -> None:
+    assert list(mitigation_lines(_effects(tmp_path, {}))) == []

@@ -11,9 +11,10 @@ import pytest
 
 from detsweep import load
 from detsweep.analysis import exit_code
+from detsweep.analysis.costs import COST_COLUMNS
 from detsweep.analysis.frames import DIFFERING_COLUMNS, Drill
 from detsweep.analysis.injected import INJECTION_COLUMNS
-from detsweep.analysis.rows import BASELINE_COLUMNS, DIVERGENCE_COLUMNS, TRIAL_COLUMNS
+from detsweep.analysis.rows import BASELINE_COLUMNS, DIVERGENCE_COLUMNS, EFFECT_COLUMNS, TRIAL_COLUMNS
 from detsweep.baselines import value_of
 from detsweep.capture import Record
 from detsweep.paths import FileError, SweepPaths, TrialPaths, read_json, write_json
@@ -717,3 +718,33 @@ def test_without_faults_baselines_and_closer_looks_their_frames_are_empty(tmp_pa
     assert sweep.drills == {}
     assert (len(sweep.records()), len(sweep.differing())) == (0, 0)
     assert sweep.overrides == {one_cell("seed=1").id: {"seed": "1"}}
+
+
+# --- mitigations -----------------------------------------------------------------------------------------------------
+
+
+def test_what_became_of_each_setting_has_a_frame_of_its_own(tmp_path: Path) -> None:
+    plan = plan_of(["mitigation=[none]"], ["mitigation=[recipe]"], common=["trials=2"])
+    sweep = write_cells(tmp_path, plan)
+    write_trial(trial_of(sweep, plan.cells[0]), plan.cells[0])
+    for number in range(2):
+        effects = {"recipe": {"A": "effective", "B": "inert"}}
+        write_trial(trial_of(sweep, plan.cells[1], number), plan.cells[1], number, effects=effects)
+    frame = load(tmp_path).effects
+    assert tuple(frame.columns) == EFFECT_COLUMNS
+    assert set(frame["cell"]) == {plan.cells[1].id}
+    assert frame[["trial", "setting", "status"]].to_numpy().tolist() == [
+        [0, "A", "effective"],
+        [0, "B", "inert"],
+        [1, "A", "effective"],
+        [1, "B", "inert"],
+    ]
+
+
+def test_of_a_sweep_without_mitigations_the_frames_are_empty(tmp_path: Path) -> None:
+    plan = plan_of([])
+    write_trial(trial_of(write_cells(tmp_path, plan), plan.cells[0]), plan.cells[0])
+    loaded = load(tmp_path)
+    assert (len(loaded.effects), tuple(loaded.effects.columns)) == (0, EFFECT_COLUMNS)
+    assert (len(loaded.costs), tuple(loaded.costs.columns)) == (0, COST_COLUMNS)
+    assert loaded.search is None

@@ -13,7 +13,8 @@ import pandas as pd
 import pytest
 
 from detsweep import Sweep, load
-from detsweep.analysis.matrix import WORST_FIRST, cell_table, describe_first, describe_place, upper_bound, worst
+from detsweep.analysis.matrix import WORST_FIRST, cell_table, describe_first, describe_place, worst
+from detsweep.bounds import upper_bound
 from detsweep.capture import SITES, Record
 from detsweep.paths import TrialPaths, read_json, write_json
 from detsweep.plan import Cell, Plan
@@ -604,3 +605,20 @@ def test_a_baseline_that_no_key_names_is_named_by_its_id(tmp_path: Path) -> None
 
 def test_without_a_baseline_there_is_no_column_of_one(tmp_path: Path) -> None:
     assert not set(BASELINE) & set(cell_table(_sweep(tmp_path)).columns)
+
+
+# --- effects ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_cell_says_each_thing_that_its_mitigations_came_to_in_a_launch(tmp_path: Path) -> None:
+    plan = plan_of(["mitigation=[none]"], ["mitigation=[recipe]"], common=["trials=3"])
+    sweep = write_cells(tmp_path, plan)
+    for number, status in enumerate(("set", "lost", "set")):
+        write_trial(trial_of(sweep, plan.cells[0], number), plan.cells[0], number)
+        effects = {"recipe": {"A": status}}
+        write_trial(trial_of(sweep, plan.cells[1], number), plan.cells[1], number, effects=effects)
+    assert list(cell_table(load(tmp_path))["effect"]) == ["", "set, lost"]
+
+
+def test_without_mitigations_there_is_no_column_of_effects_and_none_of_costs(tmp_path: Path) -> None:
+    assert not {"effect", "cost"} & set(cell_table(_sweep(tmp_path)).columns)

@@ -35,6 +35,7 @@ from tests.support import (
 )
 
 ERROR = "rank 1: ValueError: a | b [bold]"
+GREEN, DIM = "\x1b[32m", "\x1b[2m"
 
 
 def _write(trial: TrialPaths, cell: Cell, verdict: str) -> None:
@@ -199,6 +200,44 @@ def test_what_was_left_out_is_named_and_where_to_find_it(tmp_path: Path) -> None
     assert set(left_out) <= {title.strip() for title in header.split("|")}
     # The error itself stands below the table.
     assert "invalid: not in force: rank 1: A should be 1, is unset" in _printed(sweep, width=80)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "style"),
+    [
+        ({}, GREEN),
+        ({"recipe": {"A": "effective"}}, GREEN),
+        ({"recipe": {"A": "set", "B": "inert"}}, GREEN),
+        ({"recipe": {"A": "inert"}}, DIM),
+        ({"recipe": {"A": "inert"}, "env": {"B": "inert"}}, DIM),
+        ({"recipe": {"A": "inert"}, "env": {"B": "set"}}, GREEN),
+    ],
+    ids=str,
+)
+def test_a_pass_with_a_mitigation_that_nothing_reads_does_not_look_like_a_cure(
+    tmp_path: Path, statuses: dict[str, dict[str, str]], style: str
+) -> None:
+    plan = plan_of(["mitigation=[recipe]"])
+    write_trial(trial_of(write_cells(tmp_path, plan), plan.cells[0]), plan.cells[0], effects=statuses)
+    out = io.StringIO()
+    print_report(load(tmp_path), Console(file=out, width=250, force_terminal=True, color_system="standard"))
+    (row,) = [line for line in out.getvalue().splitlines() if MARKS["pass"] in line]
+    assert {code for code in (GREEN, DIM) if code in row} == {style}
+
+
+def test_a_long_stack_of_mitigations_folds(tmp_path: Path) -> None:
+    stack = "torch_det,cpu_1thread,no_compile,seeded,mkl_compatible,aten_avx2,no_dynamic_threads,fp32_highest"
+    plan = plan_of([f"mitigation=[{stack}]"], ["mitigation=[none]"])
+    sweep = write_cells(tmp_path, plan)
+    for cell in plan.cells:
+        write_trial(trial_of(sweep, cell), cell, effects={"torch_det": {"A": "set"}})
+    loaded = load(tmp_path)
+    table = _table(_printed(loaded, width=100))
+    assert max(map(len, table)) <= 100
+    header = next(place for place, line in enumerate(table) if "verdict" in line)
+    end = table[header].index("verdict")
+    # No letter of the stack is lost where it is folded.
+    assert "".join(line[:end].strip() for line in table[header + 1 :]) == "+".join(sorted(stack.split(","))) + "none"
 
 
 def test_a_wide_terminal_and_a_file_leave_nothing_out(tmp_path: Path) -> None:
@@ -413,7 +452,11 @@ def _full_sweep(folder: Path, *more: str) -> Sweep:
     everywhere = {rank: {(0, 2): BLOCK_0_POST} for rank in range(3)}
     for cell in plan.cells[:3]:
         mixed = cell.config["dtype"]["name"] == "bf16_mixed"
-        write_trial(trial_of(sweep, cell), cell, differs=everywhere if mixed else {}, injected=as_planned(cell))
+        became = {
+            name: {"deterministic_algorithms": "effective"} for name in cell.config["mitigation"] if name != "none"
+        }
+        differs = everywhere if mixed else {}
+        write_trial(trial_of(sweep, cell), cell, differs=differs, injected=as_planned(cell), effects=became)
     write_failure(trial_of(sweep, plan.cells[3]), plan.cells[3], error=ERROR)
     closer = plan.cells[2].closer()
     assert closer is not None
@@ -449,10 +492,11 @@ def test_a_full_table_fits_the_terminal_and_what_is_dropped_is_said(tmp_path: Pa
     assert set(left_out) < set(titles)
     # A column is there with its whole header, or is said to be left out.
     shown = " ".join(title for title in titles if title not in left_out)
-    assert sorted(" ".join(table[:2]).split()) == sorted(shown.split())
+    first_row = next(place for place, row in enumerate(table) if MARKS["pass"] in row)
+    assert sorted(" ".join(table[:first_row]).split()) == sorted(shown.split())
     kept = ("dtype", "mitigation", "verdict", HEADERS["first"], HEADERS["ranks"], HEADERS["differs_from_baseline"])
     assert not {title.replace("\n", " ") for title in kept} & set(left_out)
-    body = "\n".join(table[2:])
+    body = "\n".join(table[first_row:])
     # No word is cut off: what folds, folds between words.
     for word in ("bf16_mixed", MARKS["diverged"], MARKS["error"], "0, 1, 2", "block_post", "compute:"):
         assert word in body

@@ -11,12 +11,15 @@ from detsweep.analysis.cells import Broken
 from detsweep.analysis.rows import (
     BASELINE_COLUMNS,
     DIVERGENCE_COLUMNS,
+    EFFECT_COLUMNS,
     TRIAL_COLUMNS,
     baseline_row,
     broken_row,
     clean_counts,
     described,
     divergence_rows,
+    effect_rows,
+    effect_words,
     fault_rows,
     read_trials,
     trial_row,
@@ -68,6 +71,7 @@ def test_a_trial_that_diverged_has_every_column(tmp_path: Path) -> None:
     assert trial_row(0, trial, result) == {
         "trial": 0,
         "verdict": "diverged",
+        "effect": "",
         "diverged_ranks": (0, 1),
         "first_site": "block_post",
         "first_block": 1,
@@ -102,7 +106,7 @@ def test_a_trial_that_failed_has_its_error_and_its_log_and_no_more() -> None:
     row = trial_row(3, TRIAL, {**failed, "seconds": 2.0})
     said = {"trial": 3, "verdict": "error", "error": "x", "error_ranks": (1,), "log": f"{TRIAL.folder}/log/a.log",
             "log_tail": "one\ntwo", "seconds": 2.0, "folder": str(TRIAL.folder)}  # fmt: skip
-    assert {key: value for key, value in row.items() if value not in (None, ())} == said
+    assert {key: value for key, value in row.items() if value not in (None, (), "")} == said
 
 
 @pytest.mark.parametrize(
@@ -211,8 +215,45 @@ def test_a_cell_that_cannot_be_read_is_one_trial_with_its_error() -> None:
     row = broken_row(Broken("0f", Path("/runs/cells/a-0f"), "torn"), ("dtype", "mitigation"))
     assert {key: value for key, value in row.items() if value not in (None, ())} == {
         "dtype": "", "mitigation": "", "fault": "", "mode": "", "cell": "0f", "slug": "a-0f", "trial": 0,
-        "verdict": "error", "error": "torn", "folder": "/runs/cells/a-0f",
+        "verdict": "error", "effect": "", "error": "torn", "folder": "/runs/cells/a-0f",
     }  # fmt: skip
+
+
+# --- effects ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("statuses", "words"),
+    [
+        ((), ""),
+        (("inert",), "inert"),
+        (("set", "set"), "2 set"),
+        (("inert", "effective", "lost", "inert"), "1 effective, 2 inert, 1 lost"),
+    ],
+    ids=str,
+)
+def test_of_several_mitigations_it_is_said_how_many_came_to_what(statuses: tuple[str, ...], words: str) -> None:
+    effects = {f"m{number}": {"status": status, "settings": {}} for number, status in enumerate(statuses)}
+    assert effect_words({"effects": effects}) == words
+    assert trial_row(0, TRIAL, {"verdict": "pass", "effects": effects})["effect"] == words
+
+
+@pytest.mark.parametrize("result", [{}, {"effects": None}], ids=str)
+def test_a_result_without_effects_has_no_word_and_no_row(result: dict[str, Any]) -> None:
+    assert effect_words(result) == ""
+    assert list(effect_rows(one_cell().to_json(), 0, result)) == []
+
+
+def test_each_setting_of_each_mitigation_has_a_row(tmp_path: Path) -> None:
+    cell = one_cell("mitigation=[recipe]")
+    _, result = _written(tmp_path, cell, 2, effects={"recipe": {"A": "set", "B": "inert"}, "env": {"C": "lost"}})
+    rows = list(effect_rows(cell.to_json(), 2, result))
+    assert all(tuple(row) == EFFECT_COLUMNS for row in rows)
+    assert [tuple(row.values()) for row in rows] == [
+        (cell.id, 2, "recipe", "A", "set", "A is set"),
+        (cell.id, 2, "recipe", "B", "inert", "B is inert"),
+        (cell.id, 2, "env", "C", "lost", "C is lost"),
+    ]
 
 
 # --- baselines -------------------------------------------------------------------------------------------------------

@@ -29,10 +29,20 @@ def _names(plan: Plan, sweep: SweepPaths) -> list[tuple[str, int]]:
 
 def test_of_a_new_sweep_every_trial_is_outstanding_and_every_spec_written(tmp_path: Path) -> None:
     plan, sweep = plan_of(["seed=1"], ["seed=2"], common=["trials=2"]), SweepPaths(tmp_path)
-    assert _names(plan, sweep) == [("seed=1", 0), ("seed=1", 1), ("seed=2", 0), ("seed=2", 1)]
+    assert sorted(_names(plan, sweep)) == [("seed=1", 0), ("seed=1", 1), ("seed=2", 0), ("seed=2", 1)]
     for cell in plan.cells:
         assert read_json(sweep.cell(cell.slug, cell.id).cell) == cell.to_json()
         assert [read_json(trial_of(sweep, cell, number).spec) for number in range(2)] == [cell.spec(0), cell.spec(1)]
+
+
+def test_trials_of_one_number_are_launched_next_to_each_other_in_the_order_of_cells(tmp_path: Path) -> None:
+    plan, sweep = plan_of(["seed=2"], ["seed=1"], ["seed=3"], common=["trials=3"]), SweepPaths(tmp_path)
+    write_trial(trial_of(sweep, plan.cells[1], 1), plan.cells[1], 1)
+    assert _names(plan, sweep) == [
+        *(("seed=2", 0), ("seed=1", 0), ("seed=3", 0)),
+        *(("seed=2", 1), ("seed=3", 1)),
+        *(("seed=2", 2), ("seed=1", 2), ("seed=3", 2)),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -155,6 +165,25 @@ def test_a_folder_whose_trials_do_not_end_is_refused(tmp_path: Path, monkeypatch
         run_trials(plan, sweep, [])
     os.close(handles[0])
     assert not sweep.sweep.exists()
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "again"),
+    [
+        ((), (), False),
+        ((), ("require=[no_compile]",), True),
+        (("require=[no_compile]",), ("require=[no_compile]",), False),
+        (("require=[no_compile]",), (), False),
+        (("require=[no_compile]",), ("require=[seeded]",), True),
+    ],
+    ids=str,
+)
+def test_a_result_that_was_not_held_to_what_is_required_now_is_made_anew(
+    tmp_path: Path, then: tuple[str, ...], now: tuple[str, ...], again: bool
+) -> None:
+    sweep, (earlier,) = SweepPaths(tmp_path), plan_of(then).cells
+    write_trial(trial_of(sweep, earlier), earlier)
+    assert bool(_names(plan_of(now), sweep)) is again
 
 
 def test_a_signal_becomes_a_request_and_handlers_come_back() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +11,8 @@ from torch import Tensor
 from detsweep.worker.moe import COMBINES, FeedForward, MixtureOfExperts, Router
 
 HIDDEN, FFN = 8, 12
+SUMS = tuple(name for name in COMBINES if name != "unwritten")
+"""The ways to combine that are the sum they are meant to be."""
 
 
 def _moe(experts: int, top_k: int, routing: str = "learned", combine: str = "index_put") -> MixtureOfExperts:
@@ -52,7 +56,7 @@ def _tokens_of_experts(moe: MixtureOfExperts, hidden: Tensor) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize("combine", COMBINES)
+@pytest.mark.parametrize("combine", SUMS)
 @pytest.mark.parametrize("routing", ["learned", "even"])
 @pytest.mark.parametrize(("experts", "top_k"), [(2, 1), (4, 1), (4, 2), (5, 3), (4, 4)])
 def test_the_output_is_the_weighted_sum_over_each_tokens_experts(
@@ -102,7 +106,7 @@ def test_an_expert_without_tokens_still_gets_a_gradient_of_zeros() -> None:
             assert bool(parameter.grad.abs().sum() > 0) == (number == 1)
 
 
-@pytest.mark.parametrize("combine", COMBINES)
+@pytest.mark.parametrize("combine", SUMS)
 def test_every_gradient_is_that_of_the_plain_sum(combine: str) -> None:
     moe, hidden = _moe(experts=4, top_k=3, combine=combine), _hidden()
     moe(hidden).square().sum().backward()
@@ -113,7 +117,7 @@ def test_every_gradient_is_that_of_the_plain_sum(combine: str) -> None:
         torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-6, atol=1e-8, msg=name)
 
 
-@pytest.mark.parametrize("combine", COMBINES)
+@pytest.mark.parametrize("combine", SUMS)
 def test_the_combine_keeps_shape_and_dtype(combine: str) -> None:
     moe = _moe(experts=4, top_k=3, combine=combine).bfloat16()
     output = moe(_hidden().bfloat16())
@@ -150,12 +154,43 @@ def test_ordered_repeats_with_several_threads_forward_and_backward() -> None:
     assert all(torch.equal(one, outcomes[0][0]) and torch.equal(two, outcomes[0][1]) for one, two in outcomes)
 
 
-@pytest.mark.parametrize("combine", COMBINES)
+@pytest.mark.parametrize("combine", SUMS)
 def test_a_token_sent_twice_to_one_expert_counts_twice(combine: str) -> None:
     moe, hidden = _moe(4, 2, combine=combine), _hidden()
     moe.router.register_forward_hook(lambda _, __, output: (torch.zeros_like(output[0]), output[1]))
     expected = 2 * moe.experts[0](hidden) * _probabilities(moe, hidden)[..., :1].double()
     torch.testing.assert_close(moe(hidden), expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.fixture
+def _fresh_memory_is_filled() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("_fresh_memory_is_filled")
+def test_unwritten_adds_to_memory_that_nobody_has_written() -> None:
+    moe, hidden = _moe(experts=4, top_k=3, combine="unwritten"), _hidden()
+    # Where torch writes NaN into fresh memory, whatever is added to it stays NaN.
+    assert bool(moe(hidden).isnan().all())
+
+
+@pytest.mark.usefixtures("_fresh_memory_is_filled")
+@pytest.mark.parametrize("combine", SUMS)
+def test_the_others_read_nothing_that_was_not_written(combine: str) -> None:
+    moe, hidden = _moe(experts=4, top_k=3, combine=combine), _hidden()
+    torch.testing.assert_close(moe(hidden), _one_token_at_a_time(moe, hidden), rtol=1e-12, atol=1e-14)
+
+
+def test_unwritten_differs_from_the_sum_in_its_forward_alone() -> None:
+    moe, hidden = _moe(experts=4, top_k=3, combine="unwritten"), _hidden().requires_grad_()
+    weight = torch.randn(2, 6, HIDDEN, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    moe(hidden).backward(weight)
+    assert hidden.grad is not None
+    gradient, hidden.grad = hidden.grad, None
+    _one_token_at_a_time(moe, hidden).backward(weight)
+    torch.testing.assert_close(gradient, hidden.grad, rtol=1e-6, atol=1e-8)
 
 
 def test_the_router_gives_what_was_chosen_and_the_probabilities() -> None:

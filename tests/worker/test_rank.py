@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -25,6 +26,7 @@ from detsweep.worker.snapshot import RandomState
 from tests.support import one_cell, one_rank, one_thread, prepared
 
 Rank = Callable[..., dict[str, Any]]
+CHANGED = ("deterministic_algorithms", "fill_uninitialized_memory", "cudnn_deterministic", "cudnn_benchmark")
 
 
 @pytest.fixture
@@ -34,14 +36,18 @@ def trial(tmp_path: Path) -> TrialPaths:
 
 @pytest.fixture
 def rank(trial: TrialPaths, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
-    """Run rank 0 of a cell of one rank and return what it says; leaves this process as it was."""
+    """Run rank 0 of a cell of one rank and return what it says; leaves this process as it was.
+
+    Its variables are set here, and not by who starts it, so those are what the kernel is taken to have given.
+    """
     switches, random_state = read_back(), RandomState.now(torch.device("cpu"))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     variables = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    for name, value in {**variables, "OMP_NUM_THREADS": 1}.items():
+    for name, value in {**variables, "OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1}.items():
         monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr("detsweep.worker.variables.kernel_environment", lambda: dict(os.environ))
 
     def run(*overrides: str, spec: dict[str, Any] | None = None, launch: int = 0) -> dict[str, Any]:
         asked = spec or one_cell("world.nproc_per_node=1", "warmup=0", *overrides).spec(0)
@@ -55,7 +61,7 @@ def rank(trial: TrialPaths, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
     gc.unfreeze()
     if dist.is_initialized():
         dist.destroy_process_group()
-    apply({name: switches[name] for name in ("deterministic_algorithms", "cudnn_deterministic", "cudnn_benchmark")})
+    apply({"OMP_NUM_THREADS": str(switches["num_threads"])}, {name: switches[name] for name in CHANGED})
     random_state.restore(torch.device("cpu"))
 
 
@@ -222,7 +228,75 @@ def test_a_variable_that_did_not_arrive_makes_the_rank_invalid(rank: Rank, monke
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     result = rank("mitigation=[recipe]", "fault=input_flip")
     assert result["verdict"] == "invalid"
-    assert result["lost"] == ["CUBLAS_WORKSPACE_CONFIG should be :4096:8, is unset"]
+    assert result["lost"] == ["CUBLAS_WORKSPACE_CONFIG should be :4096:8, was unset when the process started"]
+
+
+def test_what_became_of_every_setting_is_in_the_result_and_in_the_report(
+    rank: Rank, trial: TrialPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setenv("MY_FLAG", "1")
+    result = rank("mitigation=[recipe]", "+env.MY_FLAG=1")
+    effects = {
+        mitigation: {name: one["status"] for name, one in settings.items()}
+        for mitigation, settings in result["effects"].items()
+    }
+    assert effects == {
+        "recipe": {
+            "CUBLAS_WORKSPACE_CONFIG": "inert",
+            "deterministic_algorithms": "effective",
+            "cudnn_deterministic": "inert",
+            "cudnn_benchmark": "inert",
+        },
+        "env": {"MY_FLAG": "set"},
+    }
+    assert read_json(trial.environment(0))["effects"] == result["effects"]
+
+
+def test_threads_that_a_rank_did_not_get_make_it_invalid(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MKL_NUM_THREADS", "3")
+    result = rank()
+    assert (result["verdict"], result["effects"]) == ("invalid", {})
+    assert result["lost"] == ["MKL_NUM_THREADS should be 1, was 3 when the process started"]
+
+
+def test_what_a_library_sets_is_reported_where_it_changes_bits(
+    rank: Rank, trial: TrialPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = dict(os.environ)
+    monkeypatch.setattr("detsweep.worker.variables.kernel_environment", lambda: started)
+    for name in ("NCCL_PROTO", "TORCHINDUCTOR_CACHE_DIR", "SOME_PATH"):
+        monkeypatch.setenv(name, "LL")
+    result = rank()
+    assert (result["verdict"], result["appeared"]) == ("pass", {"NCCL_PROTO": "LL"})
+    assert read_json(trial.environment(0))["appeared"] == {"NCCL_PROTO": "LL"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "refused"),
+    [
+        (("require=[torch_det]",), ["deterministic_algorithms must be strict, is off"]),
+        (
+            ("require=[torch_det]", "mitigation=[torch_det_nofill]"),
+            ["fill_uninitialized_memory must be True, is False"],
+        ),
+        (("require=[no_compile]",), ["TORCH_COMPILE_DISABLE must be 1, is unset"]),
+    ],
+    ids=str,
+)
+def test_a_rank_that_lacks_what_is_required_refuses_before_it_builds_anything(
+    rank: Rank, trial: TrialPaths, overrides: tuple[str, ...], refused: list[str]
+) -> None:
+    assert rank(*overrides) == {"schema": SCHEMA, "rank": 0, "verdict": "invalid", "refused": refused}
+    assert not trial.records(0).exists()
+    assert not trial.environment(0).exists()
+    merged = _merged(trial)
+    error = f"refused, required and not in force: rank 0: {refused[0]}"
+    assert (merged["verdict"], merged["error"]) == ("invalid", error)
+
+
+def test_a_rank_that_has_what_is_required_runs(rank: Rank) -> None:
+    assert rank("require=[torch_det]", "mitigation=[torch_det]")["verdict"] == "pass"
 
 
 def test_a_group_of_another_size_is_refused(rank: Rank) -> None:
@@ -274,7 +348,7 @@ def test_trajectories_train_and_repeat(rank: Rank, trial: TrialPaths) -> None:
 
 def test_the_first_of_two_launches_leaves_a_checkpoint_and_no_result(rank: Rank, trial: TrialPaths) -> None:
     result = rank(*RESUME)
-    assert result == {"schema": SCHEMA, "rank": 0, "verdict": "none", "injected": [], "groups": {}}
+    assert result == {"schema": SCHEMA, "rank": 0, "verdict": "none", "injected": [], "groups": {}, "lost": []}
     assert trial.checkpoint.is_dir()
     assert [(one.step, one.run) for one in _streams(trial)] == [
         *((step, "r1") for step in range(4)),
@@ -282,6 +356,18 @@ def test_the_first_of_two_launches_leaves_a_checkpoint_and_no_result(rank: Rank,
         (1, "r2"),
     ]
     assert not dist.is_initialized()
+
+
+def test_what_the_first_launch_lost_is_not_forgotten_by_the_second(
+    rank: Rank, trial: TrialPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MKL_NUM_THREADS", "3")
+    rank(*RESUME)
+    monkeypatch.setenv("MKL_NUM_THREADS", "1")
+    result = rank(*RESUME, launch=1)
+    assert result["verdict"] == "invalid"
+    assert result["lost"] == ["MKL_NUM_THREADS should be 1, was 3 when the process started"]
+    assert _merged(trial)["verdict"] == "invalid"
 
 
 def test_the_second_launch_goes_on_and_removes_the_checkpoint(rank: Rank, trial: TrialPaths) -> None:

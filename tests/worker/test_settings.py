@@ -1,93 +1,72 @@
-"""Switches: set, read back from torch itself, and named when they are not in force."""
+"""Threads, switches and seeds: set for a trial, and read back from torch itself."""
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from detsweep.mitigations import TORCH_SWITCHES
-from detsweep.worker.settings import apply, lost, read_back, seed_everything
+from detsweep.mitigations.switches import SWITCHES
+from detsweep.worker.settings import apply, read_back, seed_everything
 from detsweep.worker.snapshot import RandomState
 
-OTHER: dict[str, tuple[Any, ...]] = {
-    "deterministic_algorithms": ("strict", "warn", "off"),
-    "fill_uninitialized_memory": (False, True),
-    "cudnn_deterministic": (True, False),
-    "cudnn_benchmark": (True, False),
-}
+ONE_EACH = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 @pytest.fixture(autouse=True)
-def _torch_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    threads, before = torch.get_num_threads(), read_back()
-    random_state = RandomState.now(torch.device("cpu"))
-    monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
+def _torch_as_it_was() -> Iterator[None]:
+    before, random_state = read_back(), RandomState.now(torch.device("cpu"))
     yield
-    monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
-    apply({name: before[name] for name in TORCH_SWITCHES})
+    apply({"OMP_NUM_THREADS": str(before["num_threads"])}, {"deterministic_algorithms": "off"})
     random_state.restore(torch.device("cpu"))
     assert read_back() == before
 
 
-def test_every_switch_of_the_catalogue_is_tested_here() -> None:
-    assert set(OTHER) == set(TORCH_SWITCHES)
+def test_every_switch_is_read_back_and_what_else_tells_of_the_cpu() -> None:
+    state = read_back()
+    assert state.keys() == {*SWITCHES, "num_interop_threads", "cores", "cpu_capability"}
+    assert state["cores"] == len(os.sched_getaffinity(0))
+    assert state["num_interop_threads"] == torch.get_num_interop_threads()
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in OTHER.items() for value in values])
-def test_a_switch_is_set_read_back_and_not_lost(name: str, value: Any) -> None:
-    others = {other: state for other, state in read_back().items() if other != name}
-    apply({name: value})
-    assert read_back()[name] == value
-    assert {other: state for other, state in read_back().items() if other != name} == others
-    assert lost({}, {name: value}) == []
-
-
-def test_switches_reach_torch() -> None:
-    apply({"deterministic_algorithms": "warn", "cudnn_deterministic": True, "fill_uninitialized_memory": False})
-    assert torch.are_deterministic_algorithms_enabled()
-    assert torch.is_deterministic_algorithms_warn_only_enabled()
-    assert torch.backends.cudnn.deterministic
-    assert not torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    apply({"deterministic_algorithms": "strict"})
-    assert not torch.is_deterministic_algorithms_warn_only_enabled()
+def test_a_switch_is_set_and_no_other_with_it() -> None:
+    apply(ONE_EACH, {})
+    before = read_back()
+    apply(ONE_EACH, {"deterministic_algorithms": "warn"})
+    assert read_back() == {**before, "deterministic_algorithms": "warn"}
 
 
 def test_what_is_not_asked_for_stays_as_it_is() -> None:
+    apply(ONE_EACH, {"deterministic_algorithms": "warn"})
     before = read_back()
-    apply({})
+    apply(ONE_EACH, {})
     assert read_back() == before
 
 
-def test_threads_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for threads in (2, 1):
-        monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
-        apply({})
-        assert torch.get_num_threads() == threads == read_back()["num_threads"]
+@pytest.mark.parametrize("threads", [2, 1, 3])
+def test_threads_are_those_of_the_variables_even_beyond_the_cores(threads: int) -> None:
+    apply({"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}, {})
+    assert torch.get_num_threads() == threads == read_back()["num_threads"]
 
 
-def test_a_switch_that_is_not_in_force_is_named() -> None:
-    apply({"deterministic_algorithms": "off", "cudnn_benchmark": False})
-    assert lost({}, {"deterministic_algorithms": "strict", "cudnn_benchmark": False}) == [
-        "deterministic_algorithms should be strict, is off"
-    ]
+def test_of_two_variables_torch_takes_the_smaller_number() -> None:
+    apply({"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "2"}, {})
+    assert torch.get_num_threads() == 2
 
 
-def test_variables_that_are_not_as_asked_for_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NCCL_ALGO", "Tree")
-    monkeypatch.setenv("NCCL_PROTO", "LL")
-    monkeypatch.setenv("MY_FLAG", "1")
-    monkeypatch.delenv("NVTE_X", raising=False)
-    wanted = {"NCCL_ALGO": "Ring", "NCCL_PROTO": None, "NVTE_X": "0", "MY_FLAG": "1", "NEVER_SET": None}
-    assert lost(wanted, {}) == [
-        "NCCL_ALGO should be Ring, is Tree",
-        "NCCL_PROTO should be unset, is LL",
-        "NVTE_X should be 0, is unset",
-    ]
+def test_a_switch_of_threads_comes_after_the_variables() -> None:
+    apply({"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3"}, {"num_threads": 2})
+    assert torch.get_num_threads() == 2
+
+
+def test_the_threads_that_torch_had_before_are_told() -> None:
+    apply({"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3"}, {})
+    assert apply(ONE_EACH, {"num_threads": 2}) == 3
+    assert apply(ONE_EACH, {}) == 2
 
 
 def test_a_seed_sets_every_source() -> None:

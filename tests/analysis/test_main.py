@@ -1,0 +1,146 @@
+"""`python -m detsweep.analysis`: which of its two commands is meant, what it prints, and with what it leaves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from detsweep.analysis.__main__ import main
+from detsweep.analysis.checklist import checklist, lines
+from detsweep.paths import SweepPaths, read_json, write_json
+from tests.support import BLOCK_0_POST, plan_of, trial_of, write_cells, write_trial
+
+
+def _sweep(folder: Path, *, ran: bool = True) -> None:
+    """A sweep of one cell that diverged; of a checkout without changes, and without environments."""
+    plan = plan_of(["seed=1"])
+    sweep = write_cells(folder, plan)
+    if ran:
+        write_trial(trial_of(sweep, plan.cells[0]), plan.cells[0], differs={1: {(0, 2): BLOCK_0_POST}})
+
+
+def _run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["analysis", *words])
+    return main()
+
+
+def _left(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """The exit code of arguments that the parser itself answers."""
+    with pytest.raises(SystemExit) as left:
+        _run(monkeypatch, *words)
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+def _files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def test_the_folder_alone_is_the_matrix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _sweep(tmp_path)
+    assert _run(monkeypatch, str(tmp_path)) == 1
+    assert "✗ diverged" in capsys.readouterr().out
+    assert SweepPaths(tmp_path).matrix_md.exists()
+    assert SweepPaths(tmp_path).matrix_csv.exists()
+
+
+def test_the_checklist_is_printed_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _sweep(tmp_path)
+    before = _files(tmp_path)
+    assert _run(monkeypatch, "checklist", str(tmp_path)) == 1
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == lines(checklist(tmp_path))
+    assert printed.out.splitlines()[-1].startswith("✗ everything recorded: no; ")
+    assert printed.err == ""
+    assert _files(tmp_path) == before
+
+
+def test_without_a_no_the_checklist_leaves_with_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _sweep(tmp_path, ran=False)
+    assert _run(monkeypatch, "checklist", str(tmp_path)) == 0
+    assert capsys.readouterr().out.count("? ") == 7
+
+
+def test_a_divergence_is_no_answer_of_the_checklist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _sweep(tmp_path)
+    sweep = SweepPaths(tmp_path)
+    write_json(
+        sweep.sweep, {**read_json(sweep.sweep), "sessions": [{"command": "python -m detsweep", "git": "a" * 40}]}
+    )
+    ((_, trial),) = sweep.all_cells()[0].trials()
+    write_json(trial.job, {"command": ["torchrun"]})
+    for rank in range(2):
+        settings = {"deterministic_algorithms": "strict", "num_threads": 1}
+        told = {"python": "3.11", "torch": "2.13", "device": {"type": "cpu"}, "settings": settings, "variables": {}}
+        write_json(trial.environment(rank), {"schema": 2, "rank": rank, **told})
+    assert _run(monkeypatch, "checklist", str(tmp_path)) == 0
+    assert "~ seeds fixed: partly; PYTHONHASHSEED unset in 2 ranks of 1 trial" in capsys.readouterr().out
+    assert _run(monkeypatch, str(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("command", [(), ("checklist",)])
+def test_a_folder_without_a_sweep_is_one_line_and_2(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(monkeypatch, *command, str(tmp_path / "nowhere")) == 2
+    assert capsys.readouterr().err == f"detsweep: {tmp_path / 'nowhere'}: no sweep here (no cells/*/cell.json)\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ((), "the following arguments are required: folder (usage: python -m detsweep.analysis [-h] folder)"),
+        (
+            ("checklist",),
+            "the following arguments are required: folder (usage: python -m detsweep.analysis checklist [-h] folder)",
+        ),
+        (("a", "b"), "unrecognized arguments: b (usage: python -m detsweep.analysis [-h] folder)"),
+        (
+            ("checklist", "a", "b"),
+            "unrecognized arguments: b (usage: python -m detsweep.analysis checklist [-h] folder)",
+        ),
+        (("a", "checklist"), "unrecognized arguments: checklist (usage: python -m detsweep.analysis [-h] folder)"),
+        (
+            ("checklist", "--json", "a"),
+            "unrecognized arguments: --json (usage: python -m detsweep.analysis checklist [-h] folder)",
+        ),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_2(
+    words: tuple[str, ...], line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _left(monkeypatch, *words) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", f"detsweep: {line}\n")
+
+
+def test_help_names_the_other_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _left(monkeypatch, "--help") == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "python -m detsweep.analysis checklist FOLDER" in printed
+    assert "./checklist" in printed
+    assert _left(monkeypatch, "checklist", "-h") == 0
+    assert "usage: python -m detsweep.analysis checklist [-h] folder" in capsys.readouterr().out
+
+
+def test_a_sweep_in_a_folder_of_that_name_is_reached_by_its_path(tmp_path: Path) -> None:
+    _sweep(tmp_path / "checklist")
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "detsweep.analysis", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+
+    matrix, items = run("./checklist"), run("checklist", "checklist")
+    assert (matrix.returncode, "✗ diverged" in matrix.stdout) == (1, True)
+    assert (items.returncode, items.stdout.splitlines()) == (1, lines(checklist(tmp_path / "checklist")))
