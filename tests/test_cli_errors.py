@@ -21,7 +21,7 @@ WRONG = [
     (["experts=0"], "experts=0: must be at least 1"),
     (["hydra/launcher=joblib"], "hydra/launcher=joblib: detsweep starts its cells itself; use launch=local"),
     (["hydra/sweeper=optuna"], "hydra/sweeper=optuna: only basic"),
-    (["mitigation=[none,nothing]"], "mitigation=nothing: no such option; valid: aten_avx2, bf16_full_reduction, "),
+    (["mitigation=[none,primuss]"], "mitigation=primuss: no such option; did you mean primus?; valid: aten_avx2, "),
     (["dtype=bf16,fp16"], "dtype=bf16,fp16: a sweep over several values needs -m"),
     (["-m", "experts=1,0"], "experts=0: must be at least 1"),
     (["-m", "launch.max_parallel=1,2"], "launch.max_parallel=1,2: cannot be an axis of a sweep"),

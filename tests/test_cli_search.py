@@ -277,12 +277,6 @@ def race(detsweep: Run) -> Search:
     return as_it_is(detsweep("search=minimal", *RACE, f"search.candidates=[{','.join(RACERS)}]"))
 
 
-@pytest.fixture(scope="module")
-def settings(race: Search) -> Search:
-    """In the same folder: the cell itself has been launched already."""
-    return search_in(race.ran.folder, "search=culprit", *RACE)
-
-
 def test_a_race_is_cured_by_one_mitigation_that_is_known_to(race: Search) -> None:
     assert race.ran.code == 0, race.ran.out + race.ran.err
     (cure,) = race.found["answer"]
@@ -292,20 +286,6 @@ def test_a_race_is_cured_by_one_mitigation_that_is_known_to(race: Search) -> Non
     # The two contradict each other: no set has both.
     assert not any({"torch_det", "torch_det_nofill"} <= set(members) for members, _ in race.path)
     assert f"search=minimal: smallest set that cures: {cure}" in race.ran.out
-
-
-def test_a_race_takes_its_threads_and_its_way_of_indexing(race: Search, settings: Search) -> None:
-    assert settings.ran.code == 0, settings.ran.out + settings.ran.err
-    # Of the dtypes only float32 has the kernel that races on a CPU.
-    assert settings.found["answer"] == ["dtype=fp32", "model.embedding=index", "world.threads_per_rank=2"]
-    assert set(settings.found["items"]) == {*settings.found["answer"], "wrap=root"}
-    line = "search=culprit: it takes: dtype=fp32 x model.embedding=index x world.threads_per_rank=2"
-    assert line in settings.ran.out
-    assert "search=culprit: not needed: wrap=root" in settings.ran.out
-    assert settings.path[0][1] == "diverged"
-    assert settings.path[1] == ([], "clean")
-    # The cell as it is: its launches were there.
-    assert {trial for trial in race.trials if trial in settings.trials} == set(race.trials)
 
 
 # --- what is wrong is said at once -----------------------------------------------------------------------------------
