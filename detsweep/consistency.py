@@ -25,6 +25,7 @@ def contradictions(config: Mapping[str, Any], *, gpus: int) -> Iterator[str]:
     yield from _world(config, gpus)
     yield from _checksum(config)
     yield from _settings(config)
+    yield from _search(config)
 
 
 def _model(config: Mapping[str, Any]) -> Iterator[str]:
@@ -156,6 +157,12 @@ def _settings(config: Mapping[str, Any]) -> Iterator[str]:
         threads = env.get(name, "1")
         if threads is None or not threads.isdigit() or int(threads) < 1:
             yield f"{name}={'unset' if threads is None else threads}: must be at least 1; use world.threads_per_rank=N"
+
+
+def _search(config: Mapping[str, Any]) -> Iterator[str]:
+    for key, name in (("candidates", "minimal"), ("axes", "culprit")):
+        if config["search"][key] and config["search"]["name"] != name:
+            yield f"search.{key}: only means something with search={name}"
 
 
 def _checksum(config: Mapping[str, Any]) -> Iterator[str]:

@@ -63,6 +63,8 @@ def _wrong_value(key: str, text: str) -> str:
         return f"{key}={match[1]}: must be {_article(match[2])}"
     if match := re.search(r"Value '(.*)' is not a valid bool", text):
         return f"{key}={match[1]}: must be true or false"
+    if "is not a ListConfig" in text:
+        return f"{key}: must be a list, as in {key}=[a,b]"
     if "is not Optional" in text:
         return f"{key}=null: must have a value"
     lines = [line.strip() for line in text.splitlines()]
