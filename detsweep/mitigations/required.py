@@ -39,7 +39,7 @@ def require(*names: str, config_dir: str | Path | None = None) -> None:
     a folder with mitigation/*.yaml of your own.
     Raises ValueError for a name that does not exist, and where two mitigations contradict each other.
     """
-    settings = settings_of(names, config_dir)
+    settings = settings_named(names, config_dir)
     switches = None
     if settings.torch:
         from detsweep.mitigations.torch_switches import read_back
@@ -49,7 +49,7 @@ def require(*names: str, config_dir: str | Path | None = None) -> None:
         raise NotInForceError("\n".join(f"{'+'.join(names)}: {line}" for line in lines))
 
 
-def settings_of(names: Sequence[str], config_dir: str | Path | None = None) -> Settings:
+def settings_named(names: Sequence[str], config_dir: str | Path | None = None) -> Settings:
     """What these presets ask for together. Raises ValueError as `require` does."""
     folders = [conf_dir(), *([Path(config_dir)] if config_dir is not None else [])]
     return settings_of_all(chosen(load_presets(folders), names, "mitigation"))
