@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from detsweep.mitigations import NotInForceError, Settings, catalogue, missing, require
-from detsweep.mitigations.required import settings_of
+from detsweep.mitigations.required import settings_named
 
 MEGATRON = {"NCCL_ALGO": "Ring", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
@@ -101,7 +101,7 @@ def test_presets_of_ones_own_can_be_required(tmp_path: Path, monkeypatch: pytest
             require("mine", config_dir=folder)
     monkeypatch.setenv("OUR_FLAG", "7")
     require("mine", config_dir=tmp_path)
-    assert settings_of(["mine", "nccl_ring"], tmp_path) == Settings({"OUR_FLAG": "7", "NCCL_ALGO": "Ring"}, {})
+    assert settings_named(["mine", "nccl_ring"], tmp_path) == Settings({"OUR_FLAG": "7", "NCCL_ALGO": "Ring"}, {})
 
 
 TRAINING = """
