@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from detsweep import __version__, environment, hydra_errors, schema, search
 from detsweep.capture import SCHEMA
-from detsweep.dispatch import FolderBusyError, dry_run, run_trials
+from detsweep.dispatch import ClusterError, FolderBusyError, dry_run, run_trials
 from detsweep.mitigations import load_presets
 from detsweep.output import tolerate_broken_output
 from detsweep.paths import FileError, SweepPaths, conf_dir, write_json
@@ -31,6 +31,7 @@ from detsweep.plan import Cell, Plan, make_plan
 WRONG_CONFIGURATION = 2
 NO_VERDICT = 3
 INTERRUPTED = 130
+_STATUS = ("python", "-m", "detsweep.status")
 GROUPS_OF_PLUGINS = ("hydra/launcher", "hydra/sweeper")
 
 
@@ -63,7 +64,7 @@ def main() -> int:
             return 0
         _refuse_foreign(sweep)
         return _run(plan, sweep, arguments, None if task is None else task[0])
-    except (ConfigurationError, FolderBusyError) as error:
+    except (ConfigurationError, ClusterError, FolderBusyError) as error:
         return _complain(str(error), WRONG_CONFIGURATION)
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
@@ -204,6 +205,10 @@ def _run(plan: Plan, sweep: SweepPaths, arguments: list[str], task: search.Task 
         search.search(task, launch, print, lambda state: write_json(sweep.search, {"schema": SCHEMA, **state}))
 
     completed = run_trials(plan, sweep, arguments, run_search if task else None)
+    if completed and plan.options["launch"]["detach"]:
+        print(f"with Slurm: {sweep.folder}\nhow it goes: {shlex.join([*_STATUS, str(sweep.folder)])}")
+        print(f"to wait for the rest, and for the matrix: {_again(plan, arguments, detached=False)}")
+        return 0
     if not completed:
         # All processes are gone and what is left takes a second: a further Ctrl-C would only cost the report.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -219,7 +224,12 @@ def _run(plan: Plan, sweep: SweepPaths, arguments: list[str], task: search.Task 
     print(f"\nresults: {sweep.folder}")
     if completed:
         return exit_code(result)
-    folder = f"folder={plan.options['folder']}"
-    again = [word for word in arguments if not word.startswith(("folder=", "hydra.run.dir=", "hydra.sweep.dir="))]
-    print(f"to go on: {shlex.join(['python', '-m', 'detsweep', *again, folder])}")
+    print(f"to go on: {_again(plan, arguments)}")
     return INTERRUPTED
+
+
+def _again(plan: Plan, arguments: list[str], *, detached: bool = True) -> str:
+    """The command that goes on with this sweep."""
+    replaced = ("folder=", "hydra.run.dir=", "hydra.sweep.dir=", *(() if detached else ("launch.detach=",)))
+    words = [word for word in arguments if not word.startswith(replaced)]
+    return shlex.join(["python", "-m", "detsweep", *words, f"folder={plan.options['folder']}"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from detsweep import mitigations, modes
+from detsweep import mitigations, modes, resources
 from detsweep.environment import FOREIGN
 from detsweep.injections import KINDS, can_strike, cannot_strike, site_of
 from detsweep.schema import FaultConfig
@@ -23,6 +23,7 @@ def contradictions(config: Mapping[str, Any], *, gpus: int) -> Iterator[str]:
     yield from _mode(config)
     yield from _fault(config)
     yield from _world(config, gpus)
+    yield from resources.contradictions(config)
     yield from _checksum(config)
     yield from _settings(config)
     yield from _search(config)
@@ -97,6 +98,8 @@ def _fault(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"fault={kind}: {reason}"
     if kind not in ("none", "campaign"):
         yield from _fault_ranges(config)
+    if fault["node"] is not None and config["fleet"] != "nodes" and config["world"]["node"] is None:
+        yield f"fault.node={fault['node']}: needs cells that are pinned to nodes (fleet=nodes); else use fault.rank"
 
 
 def _fault_ranges(config: Mapping[str, Any]) -> Iterator[str]:
@@ -130,13 +133,18 @@ def _fault_ranges(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _world(config: Mapping[str, Any], gpus: int) -> Iterator[str]:
     world, launch = config["world"], config["launch"]
-    if launch["name"] == "local" and world["nodes"] != 1:
-        yield f"world.nodes={world['nodes']}: launch=local has one node"
     ranks, shard_ranks = world["nodes"] * world["nproc_per_node"], world["shard_ranks"]
     if shard_ranks is not None and (shard_ranks < 1 or ranks % shard_ranks):
         valid = ", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)
         yield f"world.shard_ranks={shard_ranks}: must divide the {ranks} ranks (valid: {valid}), or null for all"
-    if config["device"] == "cuda":
+    if config["device"] == "cuda" and launch["name"] == "slurm":
+        offered = launch["gpus_per_node"]
+        if offered is not None and world["nproc_per_node"] > offered:
+            yield (
+                f"world.nproc_per_node={world['nproc_per_node']}: a rank has a GPU of its own, "
+                f"and launch.gpus_per_node={offered}"
+            )
+    elif config["device"] == "cuda":
         needed = launch["max_parallel"] * world["nproc_per_node"]
         if needed > gpus:
             yield (
@@ -152,7 +160,7 @@ def _settings(config: Mapping[str, Any]) -> Iterator[str]:
         yield str(error)
         return
     yield from (f"env.{name}: set it in the shell, and each trial gets its share" for name in RESERVED if name in env)
-    yield from (f"env.{name}: torchrun sets it for its ranks" for name in env if FOREIGN.fullmatch(name))
+    yield from (f"env.{name}: the launcher sets it for its ranks" for name in env if FOREIGN.fullmatch(name))
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         threads = env.get(name, "1")
         if threads is None or not threads.isdigit() or int(threads) < 1:

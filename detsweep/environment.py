@@ -61,8 +61,12 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 # A launcher's own variables must not reach another launcher's processes.
 FOREIGN = re.compile(
     r"(SUBMITIT_\w+|TORCHELASTIC_\w+|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|ROLE_RANK"
-    r"|ROLE_WORLD_SIZE|GROUP_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|ROLE_NAME)"
+    r"|ROLE_WORLD_SIZE|GROUP_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|ROLE_NAME"
+    r"|(SLURM|SLURMD|SRUN|SBATCH|SALLOC|PMI|PMI2|PMIX)_\w+)"
 )
+_LAUNCHERS = ("SUBMITIT_", "SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMI2_", "PMIX_")
+NODE_VARIABLE = "DETSWEEP_NODE"
+"""The name of the node that a rank is on, as the cluster has it; unset on a machine that is no node of one."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +155,8 @@ def child_environment(
             variables.pop(name, None)
         else:
             variables[name] = value
-    # What submitit says to its own task was never the shell's.
-    removed = {k: v for k, v in base.items() if k not in variables and not k.startswith("SUBMITIT_")}
+    # What submitit and Slurm say to their own task was never the shell's.
+    removed = {k: v for k, v in base.items() if k not in variables and not k.startswith(_LAUNCHERS)}
     changed = {k: v for k, v in variables.items() if base.get(k) != v}
     return ChildEnvironment(variables, changed, removed, overruled(base, {**own, **wanted}))
 

@@ -127,10 +127,13 @@ def _killed(rank: int, code: int, trial: TrialPaths) -> str:
 
 
 def _exits(trial: TrialPaths) -> dict[int, int]:
-    try:
-        return {int(rank): int(code) for rank, code in read_json(trial.exits)["ranks"].items()}
-    except (FileError, KeyError, ValueError):
-        return {}
+    found: dict[int, int] = {}
+    for path in trial.all_exits():
+        try:
+            found |= {int(rank): int(code) for rank, code in read_json(path)["ranks"].items()}
+        except (FileError, KeyError, ValueError):
+            continue
+    return found
 
 
 def _result(trial: TrialPaths, rank: int) -> Mapping[str, Any]:

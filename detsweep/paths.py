@@ -48,7 +48,14 @@ class TrialPaths:
 
     @property
     def exits(self) -> Path:
-        return self.folder / "exits.json"
+        return self.exits_of(0)
+
+    def exits_of(self, node: int) -> Path:
+        """Exit codes of the ranks that failed, as torchrun on a node of the trial saw them."""
+        return self.folder / (f"exits-node{node:03d}.json" if node else "exits.json")
+
+    def all_exits(self) -> list[Path]:
+        return sorted(self.folder.glob("exits*.json"))
 
     @property
     def logs(self) -> Path:
@@ -56,7 +63,25 @@ class TrialPaths:
 
     @property
     def launcher_log(self) -> Path:
-        return self.logs / "torchrun.log"
+        return self.launcher_log_of(0)
+
+    def launcher_log_of(self, node: int) -> Path:
+        """What torchrun on a node of the trial printed."""
+        return self.logs / (f"torchrun-node{node:03d}.log" if node else "torchrun.log")
+
+    def node(self, node: int) -> Path:
+        """What a node of a trial on a cluster says of itself: name, ranks, environment, and how its torchrun ended."""
+        return self.folder / f"node{node:03d}.json"
+
+    @property
+    def meeting(self) -> Path:
+        """Where the nodes of a trial meet: address and ports, written by the first of them when all may start."""
+        return self.folder / "meeting.json"
+
+    @property
+    def claim(self) -> Path:
+        """Names the attempt that gives a trial its result: whoever made this file, and nobody else."""
+        return self.folder / "claimed"
 
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank{rank:03d}.log"
@@ -112,20 +137,39 @@ class CellPaths:
         for number, path in sorted(found):
             yield number, TrialPaths(path)
 
+    def attempt(self, number: int, name: str) -> TrialPaths:
+        """Where a trial on a cluster works until it has a result; `name` tells its job and how often that was begun."""
+        return TrialPaths(self.folder / f"trial{number}-attempt-{name}")
+
+    def attempts(self, number: int) -> list[TrialPaths]:
+        """Attempts of a trial that have not become its result, by their age."""
+        found = [path for path in self.folder.glob(f"trial{number}-attempt-*") if path.is_dir()]
+        return [TrialPaths(path) for path in sorted(found, key=lambda path: path.stat().st_mtime)]
+
     def set_aside(self, number: int) -> None:
-        """Move an earlier attempt of a trial out of the way: its records are kept and never mix with new ones.
+        """Move earlier attempts of a trial out of the way: their records are kept and never mix with new ones.
 
         A folder that holds no more than the spec was never launched, and stays.
         """
+        for attempt in self.attempts(number):
+            self._supersede(attempt.folder, number)
         current, spec = self.trial(number).folder, self.trial(number).spec
-        if not current.exists() or list(current.iterdir()) == [spec]:
-            return
+        if current.exists() and list(current.iterdir()) != [spec]:
+            self._supersede(current, number)
+
+    def set_attempts_aside(self, number: int, *, keep: TrialPaths) -> None:
+        """Move the attempts of a trial out of the way that were begun before `keep`."""
+        for attempt in self.attempts(number):
+            if attempt != keep:
+                self._supersede(attempt.folder, number)
+
+    def _supersede(self, folder: Path, number: int) -> None:
         aside = self.folder / "superseded"
         aside.mkdir(exist_ok=True)
         attempt = 1
         while (aside / f"trial{number}-{attempt}").exists():
             attempt += 1
-        current.rename(aside / f"trial{number}-{attempt}")
+        folder.rename(aside / f"trial{number}-{attempt}")
 
 
 @dataclass(frozen=True)
@@ -163,6 +207,18 @@ class SweepPaths:
     def job_log(self, job_id: str) -> Path:
         """What the process that launches a trial printed, as submitit keeps it."""
         return self.jobs / f"{job_id}_0_log.out"
+
+    @property
+    def cluster(self) -> Path:
+        """The name under which Slurm has this sweep's jobs."""
+        return self.jobs / "cluster.json"
+
+    def array(self, number: int) -> Path:
+        """A job array: written before it is submitted, and again with its job id as soon as there is one."""
+        return self.jobs / f"array{number:05d}.json"
+
+    def arrays(self) -> list[Path]:
+        return sorted(self.jobs.glob("array*.json"))
 
     @property
     def driver_lock(self) -> Path:

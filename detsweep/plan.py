@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from detsweep import asked, baselines, consistency, environment, mitigations
+from detsweep import asked, baselines, consistency, environment, fleet, mitigations, nodes
 from detsweep.capture import SCHEMA
 from detsweep.mitigations import Settings
 from detsweep.paths import conf_dir
@@ -21,12 +22,13 @@ from detsweep.validate import lookup, problems
 # How a cell is launched, where it is kept and how its result is judged say nothing about what it computes.
 NOT_IDENTITY = (
     "launch", "folder", "dry_run", "trials", "mitigation_force", "positive_control", "against", "drill", "require",
-    "search",
+    "search", "fleet",
 )  # fmt: skip
 SWEEP_WIDE = (
     "folder", "dry_run", "trials", "mitigation_force", "positive_control", "against", "drill", "require", "search.name",
     "search.candidates", "search.axes", "search.confidence", "search.verify", "search.max_trials", "launch.name",
-    "launch.max_parallel", "launch.timeout_min", "launch.fail_fast", "launch.rerun",
+    "launch.max_parallel", "launch.timeout_min", "launch.fail_fast", "launch.rerun", "launch.retries", "launch.ask_s",
+    "launch.detach", "launch.requeue", "fleet",
 )  # fmt: skip
 
 
@@ -134,6 +136,7 @@ def make_plan(points: Sequence[tuple[Sequence[str], Mapping[str, Any]]], folders
     cells: dict[str, Cell] = {}
     found: dict[str, None] = {}
     notes: dict[str, None] = {}
+    listed = functools.cache(nodes.nodes_of)
     presets: Mapping[str, mitigations.Preset] = {}
     try:
         if any(config.get("require") for _, config in points):
@@ -143,12 +146,13 @@ def make_plan(points: Sequence[tuple[Sequence[str], Mapping[str, Any]]], folders
     for overrides, config in points:
         resolved = dict(config)
         if resolved.get("device") == "auto":
-            resolved["device"] = "cuda" if gpus else "cpu"
+            resolved["device"] = "cuda" if _gpus(resolved, len(gpus)) else "cpu"
+            if resolved["device"] == "cpu" and resolved.get("launch", {}).get("name") == "slurm":
+                notes["launch=slurm without launch.gpus_per_node=N: trials run on the nodes' CPUs"] = None
         found.update(dict.fromkeys(_keep(resolved)))
         wrong = problems(resolved, gpus=len(gpus))
         found.update(dict.fromkeys(wrong))
-        _forget_moot(resolved)
-        on = "cpu" if resolved.get("device") == "cpu" else platform
+        on = _platform(resolved, platform)
         required = asked.NOTHING
         if not wrong:
             try:
@@ -156,18 +160,52 @@ def make_plan(points: Sequence[tuple[Sequence[str], Mapping[str, Any]]], folders
             except ValueError as error:
                 found[str(error)] = None
             notes.update(dict.fromkeys(asked.notes(resolved)))
-        cell = _cell(overrides, resolved, None if wrong else _unsupported(resolved, on), required)
-        cells.setdefault(cell.id, cell)
+        try:
+            placed = fleet.spread(overrides, resolved, listed, gpus=_gpus(resolved, len(gpus))) if not wrong else []
+        except nodes.ClusterError as error:
+            found[str(error)] = None
+            placed = []
+        for words, own, away in placed or [(overrides, resolved, None)]:
+            _forget_moot(own)
+            cell = _cell(words, own, away or (None if wrong else _unsupported(own, on)), required)
+            if cells.setdefault(cell.id, cell).config.get("launch") != own.get("launch"):
+                found[f"{cell.label}: two cells that differ in nothing but launch: a launch is no axis"] = None
     found.update(dict.fromkeys(_swept_options([config for _, config in points])))
+    found.update(dict.fromkeys(_faulty_node([config for _, config in points], cells.values())))
     if not found and (against := next(iter(cells.values())).config["against"]) is not None:
         pairs = [(cell.config, cell.overrides) for cell in cells.values()]
         found.update(dict.fromkeys(baselines.problems(pairs, against)))
     return Plan(tuple(cells.values()), tuple(found), len(points) - len(cells), tuple(notes))
 
 
+def _gpus(config: Mapping[str, Any], here: int) -> int:
+    """How many GPUs a trial may have on a node; the machine that submits to Slurm says nothing about them."""
+    launch = config.get("launch", {})
+    return int(launch.get("gpus_per_node") or 0) if launch.get("name") == "slurm" else here
+
+
+def _platform(config: Mapping[str, Any], here: str) -> str:
+    """What reads a trial's variables: the platform of this machine, or the one that the nodes are said to have."""
+    if config.get("device") == "cpu":
+        return "cpu"
+    launch = config.get("launch", {})
+    if launch.get("name") != "slurm":
+        return here
+    return str(launch.get("platform") or (here if here != "cpu" else "nvidia"))
+
+
+def _faulty_node(configs: Iterable[Mapping[str, Any]], cells: Iterable[Cell]) -> Iterator[str]:
+    """A fault on a node that no cell is pinned to would be in none, and its sweep a clean one."""
+    pinned = dict.fromkeys(str(cell.config["world"]["node"]) for cell in cells)
+    asked = dict.fromkeys(config.get("fault", {}).get("node") for config in configs)
+    for node in asked:
+        if node is not None and node not in pinned:
+            yield f"fault.node={node}: no cell is pinned to it; valid: {', '.join(pinned)}"
+
+
 def _forget_moot(config: dict[str, Any]) -> None:
     """Settings of what a cell does not have say nothing about it: without them it is the same cell."""
-    if config.get("fault", {}).get("kind") == "none":
+    if config.get("fault", {}).get("kind") == "none" or not fleet.struck(config):
         config["fault"] = asdict(FaultConfig())
     if config.get("checkpointing") == "none":
         config["preserve_rng_state"] = True

@@ -18,9 +18,9 @@ VERDICTS = ("pass", "diverged", "invalid", "error", "timeout", "unsupported")
 """What a trial can come to; a trial that has not been reached has none."""
 SETTLED = ("pass", "diverged", "unsupported")
 FIELDS: dict[Any, tuple[str, ...]] = {
-    int: ("trial", "replays", "diverged_replays"),
+    int: ("trial", "replays", "diverged_replays", "retries", "requeues"),
     (int, float): ("started", "seconds", "step_ms", "plain_step_ms"),
-    list: ("plain_ms", "ranks", "diverged_ranks", "error_ranks", "log_tail", "notes"),
+    list: ("plain_ms", "ranks", "diverged_ranks", "error_ranks", "log_tail", "notes", "nodes"),
     dict: ("effects", "first", "files", "differs", "loss"),
     str: ("error", "log"),
 }

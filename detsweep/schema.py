@@ -81,7 +81,7 @@ class FaultConfig:
     `transient` strikes in the run that is named, `persistent` in every run. `rate` is the chance, drawn from the seed,
     that it strikes where it may. `number` counts the collectives of a run, or the operators of a block's forward. A
     campaign draws one of `kinds` for each step. It does not strike where all variables of `unless` have the values
-    given there: a fault that has a cure.
+    given there: a fault that has a cure. `node`: of cells that are pinned to nodes, it strikes in that node's alone.
     """
 
     kind: str = "none"
@@ -97,6 +97,7 @@ class FaultConfig:
     rate: float = 1.0
     kinds: list[str] = field(default_factory=list)
     how: str = "raise"
+    node: str | None = None
     unless: dict[str, str] = field(default_factory=dict)
 
 
@@ -117,13 +118,40 @@ class StressConfig:
 
 @dataclass
 class LaunchConfig:
-    """How trials are started. Not part of a cell's identity."""
+    """How trials are started. Not part of a cell's identity.
+
+    From `partition` on these are for launch=slurm alone; null leaves a choice to Slurm. `time_min` is Slurm's own limit
+    (null: `timeout_min` and a margin), `cpus_per_node` and `gpus_per_node` what a node gives (null: what its ranks
+    take), `sbatch` further parameters of sbatch, `setup` shell lines before the task, `python` the interpreter on the
+    nodes. `requeue`: Slurm may start a trial anew whose node failed or that was preempted; `retries`: how often a trial
+    is submitted again that infrastructure has cost; `ask_s`: seconds between two questions to Slurm.
+    """
 
     name: str = MISSING
     max_parallel: int = 1
     timeout_min: float = 30.0
     fail_fast: bool = False
     rerun: str = "errors"
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    reservation: str | None = None
+    constraint: str | None = None
+    nodelist: str | None = None
+    exclude: str | None = None
+    time_min: int | None = None
+    gpus_per_node: int | None = None
+    cpus_per_node: int | None = None
+    memory_gb: float | None = None
+    platform: str | None = None
+    sbatch: dict[str, Any] = field(default_factory=dict)
+    srun_args: list[str] = field(default_factory=list)
+    setup: list[str] = field(default_factory=list)
+    python: str | None = None
+    requeue: bool = True
+    retries: int = 1
+    ask_s: float = 15.0
+    detach: bool = False
 
 
 @dataclass
@@ -144,12 +172,17 @@ class SearchConfig:
 
 @dataclass
 class WorldConfig:
-    """Ranks, CPU threads in each of them, and how many ranks share one copy of the model (null: all)."""
+    """Ranks, CPU threads in each of them, and how many ranks share one copy of the model (null: all).
+
+    `node` and `gpu` pin a cell of one node: to a node of the cluster by its name, to a GPU of a node by its number.
+    """
 
     nodes: int = 1
     nproc_per_node: int = 2
     threads_per_rank: int = 1
     shard_ranks: int | None = None
+    node: str | None = None
+    gpu: int | None = None
 
 
 @dataclass
@@ -193,6 +226,7 @@ class Config:
     positive_control: bool = False
     against: str | None = None
     drill: bool = False
+    fleet: str = "none"
     folder: str = MISSING
     dry_run: bool = False
 

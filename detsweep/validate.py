@@ -37,7 +37,8 @@ CHOICES = {
     "device": ("cpu", "cuda"),
     "kernel_cache": ("cell", "trial", "shared"),
     "search.name": ("none", "minimal", "culprit"),
-    "launch.name": ("local",),
+    "fleet": ("none", "nodes", "gpus"),
+    "launch.name": ("local", "slurm"),
     "launch.rerun": ("errors", "none", "all"),
 }
 RANGES = {
@@ -64,8 +65,10 @@ RANGES = {
     "world.nodes": (1, 100_000),
     "world.nproc_per_node": (1, 1_024),
     "world.threads_per_rank": (1, 4_096),
-    "launch.max_parallel": (1, 1_024),
+    "launch.max_parallel": (1, 100_000),
     "launch.timeout_min": (0.001, 1_000_000),
+    "launch.retries": (0, 100),
+    "launch.ask_s": (1.0, 3_600.0),
     "fault.run": (1, 1_000_000),
     "fault.block": (0, 10_000),
     "fault.element": (0, 2**62),

@@ -167,7 +167,7 @@ KINDS = (
             ("fault=stale_tensor", "steps=2", "fault.step=0"),
             "fault.step=0: must be at least 1, or null for every step",
         ),
-        (("world.nodes=2",), "world.nodes=2: launch=local has one node"),
+        (("world.nodes=2",), "world.nodes=2: launch=local has one node; several need launch=slurm"),
         (("world.shard_ranks=3",), "world.shard_ranks=3: must divide the 2 ranks (valid: 1, 2), or null for all"),
         (("world.shard_ranks=0",), "world.shard_ranks=0: must divide the 2 ranks (valid: 1, 2), or null for all"),
         (
@@ -178,7 +178,7 @@ KINDS = (
             ("mitigation=[recipe]", "+env.CUBLAS_WORKSPACE_CONFIG=':16:8'"),
             "CUBLAS_WORKSPACE_CONFIG cannot be both :4096:8 (mitigation 'recipe') and :16:8 (your env)",
         ),
-        (("+env.MASTER_PORT='1'",), "env.MASTER_PORT: torchrun sets it for its ranks"),
+        (("+env.MASTER_PORT='1'",), "env.MASTER_PORT: the launcher sets it for its ranks"),
         (("fault=input_flip", "fault.step=-1"), "fault.step=-1: must be at least 0, or null for every step"),
         (("fault=input_flip", "fault.step=1"), "fault.step=1: must be at most 0 in this cell"),
         (("fault=input_flip", "fault.run=3"), "fault.run=3: must be at most 2 in this cell"),

@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from detsweep import asked, environment, locks, results
-from detsweep.capture import SCHEMA
 from detsweep.crosstrial import settled
-from detsweep.dispatch.local import LocalPool, Trial
+from detsweep.dispatch import slurm
+from detsweep.dispatch.local import LocalPool
+from detsweep.dispatch.pools import Pool, Trial
 from detsweep.dispatch.progress import Progress
 from detsweep.dispatch.provenance import add_cell, open_session
 from detsweep.dispatch.stop import Stop, stop_on_signals
-from detsweep.failures import tail
 from detsweep.paths import FileError, SweepPaths, TrialPaths, read_json, write_json
 from detsweep.plan import Cell, Plan
 
@@ -36,16 +36,17 @@ def run_trials(
 ) -> bool:
     """Launch every trial of the plan that has no settled result; False when a signal stopped the sweep.
 
-    With a `search` it says itself, with the function that it is given, which cells are launched.
-    Raises FolderBusyError when another driver works on this folder, FileError when its sweep.json cannot be read.
+    With a `search` it says itself, with the function that it is given, which cells are launched. With launch.detach it
+    returns when all is with the cluster.
+    Raises FolderBusyError when another driver works on this folder or a cluster still has jobs of it, ClusterError when
+    Slurm refuses what is asked for or cannot be reached, FileError when its sweep.json cannot be read.
     """
     lock = locks.DriverLock(sweep.driver_lock)
     _take_over(lock, sweep)
     with stop_on_signals() as stop:
         try:
+            pool = _pool(plan, sweep, lock.session)
             open_session(sweep, plan, arguments)
-            slots = int(plan.options["launch"]["max_parallel"])
-            pool = LocalPool(sweep, session=lock.session, slots=slots, gpus=environment.visible_gpus())
             try:
                 if search is None:
                     _launch(plan, sweep, pool, stop)
@@ -55,16 +56,31 @@ def run_trials(
                     _drill(plan, sweep, pool, stop)
                 if not pool.running:
                     # Still under the lock: another driver's files of the same kind must not be there yet.
-                    _clear_jobs(sweep, pool)
+                    pool.clear()
             finally:
                 lock.release()
-                _wait_for_the_last(pool, stop)
+                if stop.requested or not plan.options["launch"]["detach"]:
+                    _wait_for_the_last(pool, stop)
         finally:
             lock.release()
     return not stop.requested
 
 
-def _search(search: Callable[[Launch], None], sweep: SweepPaths, pool: LocalPool, stop: Stop) -> None:
+def _pool(plan: Plan, sweep: SweepPaths, session: str) -> Pool:
+    launch = plan.options["launch"]
+    if launch["name"] == "slurm":
+        slurm.check(plan)
+        return slurm.SlurmPool(sweep, launch)
+    if queued := slurm.under_way(sweep):
+        raise locks.FolderBusyError(
+            f"Slurm still has {queued} of {sweep.folder}: go on with launch=slurm, or cancel them first "
+            f"(python -m detsweep.status {sweep.folder} --cancel)"
+        )
+    gpus = environment.visible_gpus()
+    return LocalPool(sweep, session=session, slots=int(launch["max_parallel"]), gpus=gpus)
+
+
+def _search(search: Callable[[Launch], None], sweep: SweepPaths, pool: Pool, stop: Stop) -> None:
     def launch(cell: Cell, trials: int) -> Mapping[int, Mapping[str, Any]]:
         wanted = replace(cell, config={**cell.config, "trials": max(trials, _trials_kept(cell, sweep))})
         add_cell(sweep, cell.id)
@@ -82,15 +98,20 @@ def _trials_kept(cell: Cell, sweep: SweepPaths) -> int:
     return sum(1 for _ in sweep.cell(cell.slug, cell.id).trials())
 
 
-def _launch(plan: Plan, sweep: SweepPaths, pool: LocalPool, stop: Stop, *, quiet: bool = False) -> None:
+def _launch(plan: Plan, sweep: SweepPaths, pool: Pool, stop: Stop, *, quiet: bool = False) -> None:
     """Launch the trials of a plan that have no settled result, and wait for them."""
-    queue = deque(_outstanding(plan, sweep))
-    fail_fast = bool(plan.options["launch"]["fail_fast"])
-    with Progress(plan, left=len(queue), quiet=quiet) as progress:
-        _drain(queue, sweep=sweep, pool=pool, progress=progress, stop=stop, fail_fast=fail_fast)
+    queue = deque(_outstanding(plan, sweep, pool))
+    adopted, queued = pool.running, plan.options["launch"]["name"] == "slurm"
+    left = len(queue) + len(adopted)
+    with Progress(plan, left=left, width=pool.width, queued=queued, quiet=quiet) as progress:
+        if adopted:
+            progress.note(f"{len(adopted)} of them are under way since an earlier command")
+        for trial in adopted:
+            progress.started(trial)
+        _drain(queue, plan, pool=pool, progress=progress, stop=stop)
 
 
-def _drill(plan: Plan, sweep: SweepPaths, pool: LocalPool, stop: Stop) -> None:
+def _drill(plan: Plan, sweep: SweepPaths, pool: Pool, stop: Stop) -> None:
     """Run the cells that diverged once more, at the closest level of observation that each can have."""
     closer: dict[str, Cell] = {}
     for cell in plan.cells:
@@ -139,8 +160,10 @@ def _take_over(lock: locks.DriverLock, sweep: SweepPaths) -> None:
         raise locks.FolderBusyError(f"trials of another detsweep still run in {sweep.folder}")
 
 
-def _outstanding(plan: Plan, sweep: SweepPaths) -> list[Trial]:
+def _outstanding(plan: Plan, sweep: SweepPaths, pool: Pool) -> list[Trial]:
     """Write every cell, set aside what is to be done again, and return what is to be launched, in order.
+
+    What is under way since an earlier command is left to the pool, and not launched twice.
 
     First the first trial of every cell, then the second, ...: what drifts on a machine drifts alike for a cell and
     for the one that its cost is measured against.
@@ -155,6 +178,8 @@ def _outstanding(plan: Plan, sweep: SweepPaths) -> list[Trial]:
             result = results.read_result(trial)
             kept = result is not None and not _again(result, rerun, unsupported=cell.unsupported is not None)
             if kept and _required_then(trial, cell):
+                continue
+            if result is None and pool.adopt(Trial(cell, number, trial)):
                 continue
             paths.set_aside(number)
             spec = cell.spec(number)
@@ -186,41 +211,22 @@ def _again(result: Mapping[str, Any], rerun: str, *, unsupported: bool) -> bool:
     return rerun == "all" and not unsupported
 
 
-def _drain(
-    queue: deque[Trial], *, sweep: SweepPaths, pool: LocalPool, progress: Progress, stop: Stop, fail_fast: bool
-) -> None:
+def _drain(queue: deque[Trial], plan: Plan, *, pool: Pool, progress: Progress, stop: Stop) -> None:
+    launch = plan.options["launch"]
     while (queue or pool.running) and not stop.requested:
-        while queue and pool.has_room:
-            trial = queue.popleft()
+        for trial in pool.launch(queue):
             progress.started(trial)
-            pool.start(trial)
-        for trial, job_id in pool.finished():
-            result = results.read_result(trial.paths) or _lost(trial, sweep, job_id)
+        if launch["detach"] and not queue:
+            return
+        for trial, result in pool.finished():
             progress.finished(trial, result)
-            if fail_fast and result["verdict"] != "pass":
+            if launch["fail_fast"] and result["verdict"] != "pass":
                 progress.note("launch.fail_fast=true: no further trial is started")
                 return
         time.sleep(POLL_S)
 
 
-def _lost(trial: Trial, sweep: SweepPaths, job_id: str) -> dict[str, Any]:
-    """The result of a trial whose own process ended without writing one: killed from outside, or broken."""
-    log = sweep.job_log(job_id)
-    result = {
-        "schema": SCHEMA,
-        "cell": trial.cell.id,
-        "trial": trial.number,
-        "verdict": "error",
-        "error": "the trial's launcher process ended without a result (killed from outside?)",
-        "error_ranks": [],
-        "log": str(log),
-        "log_tail": list(tail(log)),
-    }
-    write_json(trial.paths.result, result)
-    return result
-
-
-def _wait_for_the_last(pool: LocalPool, stop: Stop) -> None:
+def _wait_for_the_last(pool: Pool, stop: Stop) -> None:
     """Return when no process of any trial is left; after a second signal, or a minute, they are killed.
 
     What cannot even be killed (a process that waits for a dead disk) is named, and not waited for.
@@ -236,11 +242,3 @@ def _wait_for_the_last(pool: LocalPool, stop: Stop) -> None:
             print(f"detsweep: still there, and not ended by SIGKILL: {pool.describe_left()}", file=sys.stderr)
             return
         time.sleep(POLL_S)
-
-
-def _clear_jobs(sweep: SweepPaths, pool: LocalPool) -> None:
-    while not pool.stop(kill=False):
-        time.sleep(POLL_S)
-    for pattern in ("*.pkl", "*.out", "*.sh", "*-trial*.lock"):
-        for path in sweep.jobs.glob(pattern):
-            path.unlink(missing_ok=True)

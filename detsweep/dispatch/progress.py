@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from detsweep.dispatch.local import Trial
+from detsweep.dispatch.pools import Trial
 from detsweep.plan import Plan
 
 STYLES = {"pass": "green", "diverged": "bold red", "unsupported": "dim"}
@@ -22,10 +22,11 @@ STYLES = {"pass": "green", "diverged": "bold red", "unsupported": "dim"}
 class Progress:
     """Counts trials of a sweep; `left` of all trials of the plan are still to be launched.
 
-    `quiet`: nothing but the bar; whoever asked for the trials says what came of them.
+    `width`: how many trials run side by side. `queued`: they wait for a cluster before they begin, and what a trial
+    took is what it says of itself. `quiet`: nothing but the bar; whoever asked for the trials says what came of them.
     """
 
-    def __init__(self, plan: Plan, *, left: int, quiet: bool = False) -> None:
+    def __init__(self, plan: Plan, *, left: int, width: int, queued: bool = False, quiet: bool = False) -> None:
         total = sum(cell.trials for cell in plan.cells)
         self._plan = plan
         self._console = Console(soft_wrap=True, highlight=False)
@@ -35,7 +36,8 @@ class Progress:
         self._left = left
         self._started: dict[str, float] = {}
         self._durations: list[float] = []
-        self._width = 1
+        self._width = width
+        self._queued = queued
         self._bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -64,12 +66,13 @@ class Progress:
     def started(self, trial: Trial) -> None:
         """A trial was submitted."""
         self._started[str(trial.paths.folder)] = time.monotonic()
-        self._width = max(self._width, len(self._started))
         self._bar.update(self._task, description=escape(self._plan.label(trial.cell)))
 
     def finished(self, trial: Trial, result: Mapping[str, Any]) -> None:
         """A trial ended: print which, its verdict, how long it took and about how long the rest will."""
         seconds = time.monotonic() - self._started.pop(str(trial.paths.folder))
+        if self._queued:
+            seconds = float(result.get("seconds") or 0.0)
         self._durations.append(seconds)
         self._done += 1
         self._left -= 1
@@ -83,7 +86,7 @@ class Progress:
             f"[{STYLES.get(verdict, 'yellow')}]{verdict}[/] in {seconds:.1f} s"
         )
         if self._left:
-            line += f", about {statistics.mean(self._durations) * self._left / self._width:.0f} s left"
+            line += f", about {statistics.mean(self._durations) * self._left / min(self._width, self._left):.0f} s left"
         if result.get("error"):
             line += f"\n    {escape(str(result['error']))}"
         if not self._quiet:

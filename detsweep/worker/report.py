@@ -14,7 +14,7 @@ import torch
 
 from detsweep import __version__
 from detsweep.capture import SCHEMA
-from detsweep.environment import KEPT_NAMES, changes_numerics
+from detsweep.environment import KEPT_NAMES, NODE_VARIABLE, changes_numerics
 from detsweep.worker import settings
 from detsweep.worker.libraries import loaded, versions
 from detsweep.worker.variables import kernel_environment
@@ -35,6 +35,7 @@ def environment_report(rank: int, device: torch.device) -> dict[str, Any]:
         "schema": SCHEMA,
         "rank": rank,
         "host": socket.gethostname(),
+        "node": os.environ.get(NODE_VARIABLE),
         "pid": os.getpid(),
         "python": sys.version.split()[0],
         "platform": platform.platform(),

@@ -182,7 +182,7 @@ def test_what_the_cell_wants_nccl_to_say_comes_last() -> None:
 
 LATE = """
 import sys
-from detsweep.dispatch.torchrun import Launch, run_trial
+from detsweep.dispatch.trial import Launch, run_trial
 trial, sweep, session = sys.argv[1:]
 print(run_trial(Launch(trial, sweep, session, 1.0, ())))
 """
