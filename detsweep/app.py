@@ -206,7 +206,7 @@ def _run(plan: Plan, sweep: SweepPaths, arguments: list[str], task: search.Task 
 
     completed = run_trials(plan, sweep, arguments, run_search if task else None)
     if completed and plan.options["launch"]["detach"]:
-        print(f"with Slurm: {sweep.folder}\nhow it goes: {shlex.join([*_STATUS, str(sweep.folder)])}")
+        print(f"how it goes: {shlex.join([*_STATUS, str(plan.options['folder'])])}")
         print(f"to wait for the rest, and for the matrix: {_again(plan, arguments, detached=False)}")
         return 0
     if not completed:

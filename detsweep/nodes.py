@@ -28,7 +28,7 @@ def nodes_of(partition: str | None) -> list[Node]:
 
     Raises ClusterError where Slurm cannot be asked, or has no such partition.
     """
-    # %R is the partition's name, %P the same with a star behind the default one.
+    # %P is the partition's name with a star behind the default one.
     lines = _sinfo("%P|%N|%T|%E", partition)
     found: dict[str, Node] = {}
     for line in lines:
@@ -37,9 +37,13 @@ def nodes_of(partition: str | None) -> list[Node]:
             found.setdefault(name, Node(name, _away(state, reason)))
     if not found:
         asked = f"launch.partition={partition}: no such partition" if partition else "no default partition"
-        valid = ", ".join(sorted({line.split("|", 1)[0].rstrip("*") for line in _sinfo("%P|", None)}))
-        raise ClusterError(f"{asked}; valid: {valid}")
+        raise ClusterError(f"{asked}; valid: {', '.join(partitions())}")
     return list(found.values())
+
+
+def partitions() -> list[str]:
+    """The names of all partitions. Raises ClusterError where Slurm cannot be asked."""
+    return sorted({line.strip() for line in _sinfo("%R", None)})
 
 
 def _away(state: str, reason: str) -> str | None:

@@ -81,7 +81,7 @@ class TrialPaths:
     @property
     def claim(self) -> Path:
         """Names the attempt that gives a trial its result: whoever made this file, and nobody else."""
-        return self.folder / "claimed"
+        return self.folder / ".claimed"
 
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank{rank:03d}.log"

@@ -18,7 +18,7 @@ _OWN = ("array", "dependency", "error", "job-name", "ntasks", "ntasks-per-node",
         "signal", "wait", "wrap")  # fmt: skip
 # Parameters of sbatch for which there is a key.
 _KEYS = {
-    "account": "launch.account", "comment": "", "constraint": "launch.constraint", "cpus-per-task":
+    "account": "launch.account", "constraint": "launch.constraint", "cpus-per-task":
     "launch.cpus_per_node", "exclude": "launch.exclude", "gpus-per-node": "launch.gpus_per_node", "mem":
     "launch.memory_gb", "no-requeue": "launch.requeue", "nodelist": "launch.nodelist", "nodes": "world.nodes",
     "partition": "launch.partition", "qos": "launch.qos", "requeue": "launch.requeue", "reservation":
@@ -52,7 +52,6 @@ class Resources:
         """Parameters of sbatch by their long names, without the dashes; True for one that has no value."""
         own = {
             "nodes": self.nodes,
-            "ntasks-per-node": 1,
             "cpus-per-task": self.cpus_per_node,
             "gpus-per-node": self.gpus_per_node,
             "mem": None if self.memory_gb is None else f"{math.ceil(self.memory_gb * 1024)}M",
@@ -68,6 +67,14 @@ class Resources:
         }
         return {key: value for key, value in own.items() if value is not None} | {
             key: True if value.lower() == "true" else value for key, value in self.sbatch
+        }
+
+    def keys(self) -> dict[str, Any]:
+        """What is asked for, by the keys of the configuration."""
+        return {
+            key: value
+            for flag, value in self.flags().items()
+            if (key := _KEYS.get(flag, f"launch.sbatch.{flag}")) and key != "launch.requeue"
         }
 
     @property
@@ -163,7 +170,7 @@ def _slurm(config: Mapping[str, Any]) -> Iterator[str]:
             yield f"launch.sbatch.{key}: write {name}, as in launch.sbatch.{name}=..."
         elif name in _OWN:
             yield f"launch.sbatch.{key}: detsweep sets it itself"
-        elif _KEYS.get(name):
+        elif name in _KEYS:
             yield f"launch.sbatch.{key}: use {_KEYS[name]}"
     if launch["nodelist"] is not None and (config["world"]["node"] is not None or config["fleet"] == "nodes"):
         yield f"launch.nodelist={launch['nodelist']}: the cell has its node already (world.node, fleet=nodes)"

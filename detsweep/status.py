@@ -92,7 +92,8 @@ def state_of(
     job = earlier.job_of(cell["id"], number) if earlier is not None else None
     if job is not None and job.element is not None and job.alive:
         if job.element.state == "PENDING":
-            return State(WAITING, f"job {job.id}: {job.element.detail}")
+            why = job.element.detail
+            return State(WAITING, f"job {job.id}" + (f": {why}" if why not in ("", "None") else ""))
         attempts = paths.attempts(number)
         where = f"on {job.element.nodes}, job {job.id}"
         return State(RUNNING, f"{where}{_progress(attempts[-1], cell) if attempts else ''}")

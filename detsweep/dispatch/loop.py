@@ -105,7 +105,7 @@ def _launch(plan: Plan, sweep: SweepPaths, pool: Pool, stop: Stop, *, quiet: boo
     left = len(queue) + len(adopted)
     with Progress(plan, left=left, width=pool.width, queued=queued, quiet=quiet) as progress:
         if adopted:
-            progress.note(f"{len(adopted)} of them are under way since an earlier command")
+            progress.note(f"{len(adopted)} are under way since an earlier command")
         for trial in adopted:
             progress.started(trial)
         _drain(queue, plan, pool=pool, progress=progress, stop=stop)

@@ -45,7 +45,7 @@ def newest(trial: TrialPaths, number: int) -> TrialPaths | None:
 
 
 def _claimed(trial: TrialPaths, name: str) -> bool:
-    own = trial.claim.with_name(f".{trial.claim.name}.{name}")
+    own = trial.claim.with_name(f"{trial.claim.name}.{name}")
     own.write_text(name)
     try:
         # A link is made by one of all that try, with its content, on network file systems too.

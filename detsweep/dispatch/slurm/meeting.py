@@ -86,6 +86,19 @@ class Others:
         return found
 
 
+def own_address(place: Place, hosts: Sequence[str]) -> str | None:
+    """The address from which this node reaches another one of its trial; None where it has no other, or no route."""
+    if place.nodes == 1:
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # Of a datagram socket this sends nothing: it only chooses the way.
+            probe.connect((place.address if place.node else hosts[1], place.ports[0]))
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
+
+
 def _look_again(attempt: TrialPaths) -> None:
     time.sleep(_LOOK_S)
     if attempt.folder.exists():

@@ -21,7 +21,7 @@ import submitit
 from detsweep import results
 from detsweep.capture import SCHEMA
 from detsweep.dispatch.slurm import attempt as attempts
-from detsweep.dispatch.slurm.meeting import Others, host, join
+from detsweep.dispatch.slurm.meeting import Others, host, join, own_address
 from detsweep.dispatch.torchrun import Ended, Launches, Place, environment_of, stop_on_signals
 from detsweep.environment import NODE_VARIABLE, ChildEnvironment, visible_gpus
 from detsweep.mitigations import Settings, missing
@@ -192,6 +192,7 @@ class _Part:
             "node": self.place.node,
             "name": self.task.name,
             "host": os.uname().nodename,
+            "address": own_address(self.place, self.task.hosts),
             "environment_set": child.changed,
             "environment_removed": child.removed,
             "environment_overruled": child.overruled,

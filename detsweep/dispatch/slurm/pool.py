@@ -25,6 +25,7 @@ from detsweep.resources import Resources
 _LOOK_S = 0.5
 _LOOK_S_PER_TRIAL = 0.001
 _STOP_S = 1.0
+_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,12 @@ class SlurmPool:
                 self._submit_at = time.monotonic() + self._ask_s
                 break
             taken += trials
+        if taken:
+            jobs = asking.compressed(self._jobs[key].id for trial in taken if (key := key_of(trial)) in self._jobs)
+            some = ", ".join(jobs[:_NAMED]) + (f", ... ({len(jobs)} in all)" if len(jobs) > _NAMED else "")
+            print(
+                f"with Slurm: {len(taken)} trial{'s' if len(taken) > 1 else ''}, job{'s' if len(jobs) > 1 else ''} {some}"
+            )
         left = {key_of(trial) for trial in taken}
         queue.extend(trial for trial in waiting if key_of(trial) not in left)
         return taken

@@ -19,10 +19,11 @@ from detsweep.dispatch.slurm import asking
 from detsweep.dispatch.slurm.arrays import Array
 from detsweep.dispatch.slurm.node import SlurmLaunch, run_on_node
 from detsweep.environment import FOREIGN
-from detsweep.nodes import ClusterError
+from detsweep.nodes import ClusterError, partitions
 from detsweep.paths import SweepPaths, read_json, write_json
 from detsweep.plan import Plan
 from detsweep.resources import WARNING_S, Resources, resources_of
+from detsweep.results import read_result
 
 PROGRAMS = ("sbatch", "srun", "squeue", "scancel", "scontrol")
 # Where to find Slurm at all is the shell's to say.
@@ -51,13 +52,9 @@ def check(plan: Plan) -> None:
     with clean_environment():
         for resources in list(asked)[:_CHECKED]:
             if (refusal := asking.test(resources.flags())) is not None:
-                said = {key: value for key, value in resources.flags().items() if key in _TOLD}
-                flags = " ".join(f"--{key}={value}" for key, value in said.items())
-                raise ClusterError(f"launch=slurm: Slurm refuses: {refusal} ({flags})")
-
-
-_TOLD = ("partition", "account", "qos", "nodes", "cpus-per-task", "gpus-per-node", "mem", "time", "constraint",
-         "nodelist", "exclude", "reservation")  # fmt: skip
+                asked_for = " ".join(f"{key}={value}" for key, value in resources.keys().items())
+                valid = f"; partitions: {', '.join(partitions())}" if "artition" in refusal else ""
+                raise ClusterError(f"launch=slurm: Slurm refuses: {refusal}{valid} (asked for: {asked_for})")
 
 
 @contextmanager
@@ -94,6 +91,7 @@ def submit(
     executor.update_parameters(
         job_name=array.name,
         nodes=resources.nodes,
+        ntasks_per_node=1,
         time=resources.time_min,
         array_parallelism=array.width,
         signal_delay_s=WARNING_S,
@@ -131,9 +129,18 @@ def restore_pickles(sweep: SweepPaths, array: Array, launches: Sequence[SlurmLau
 
 
 def clear(sweep: SweepPaths, over: Sequence[Array]) -> None:
-    """Remove the files of arrays that are over, and what submitit kept for them; logs stay."""
+    """Remove the files of arrays that are over, and what submitit kept for them.
+
+    The log of a job stays where it is all that is left of a trial.
+    """
+    jobs = {array.job for array in over}
+    for path in [path for path in sweep.jobs.iterdir() if path.name.partition("_")[0] in jobs]:
+        if path.suffix in (".pkl", ".sh"):
+            path.unlink(missing_ok=True)
     for array in over:
-        for pattern in (f"{array.job}_*.pkl", f"{array.job}_*.sh"):
-            for path in sweep.jobs.glob(pattern):
-                path.unlink(missing_ok=True)
+        for index, member in enumerate(array.members):
+            log = sweep.job_log(array.element(index))
+            result = read_result(sweep.cell("", member.cell).trial(member.trial))
+            if result is not None and result.get("log") != str(log):
+                log.unlink(missing_ok=True)
         sweep.array(array.number).unlink(missing_ok=True)
