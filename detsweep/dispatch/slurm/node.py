@@ -214,7 +214,16 @@ class _Part:
         )
         if errors and result["verdict"] != "timeout":
             result = {**result, "verdict": "error", "error": "; ".join(dict.fromkeys(errors))}
-        return {**result, "notes": [*result.get("notes", ()), *_overruled(said)]}
+        return {**result, **self._placed(result), "notes": [*result.get("notes", ()), *_overruled(said)]}
+
+    def _placed(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """The error of ranks of several nodes, with the nodes that they are on."""
+        ranks = result.get("error_ranks") or ()
+        if self.place.nodes == 1 or not ranks:
+            return {}
+        each = int(self.spec["config"]["world"]["nproc_per_node"])
+        where = ", ".join(f"rank {rank} on {self.task.hosts[rank // each]}" for rank in ranks)
+        return {"error": f"{result['error']} ({where})"}
 
 
 def _overruled(said: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:

@@ -120,10 +120,9 @@ class SlurmPool:
             taken += trials
         if taken:
             jobs = asking.compressed(self._jobs[key].id for trial in taken if (key := key_of(trial)) in self._jobs)
-            some = ", ".join(jobs[:_NAMED]) + (f", ... ({len(jobs)} in all)" if len(jobs) > _NAMED else "")
-            print(
-                f"with Slurm: {len(taken)} trial{'s' if len(taken) > 1 else ''}, job{'s' if len(jobs) > 1 else ''} {some}"
-            )
+            some = " ".join(jobs[:_NAMED]) + (f" ... ({len(jobs)} in all)" if len(jobs) > _NAMED else "")
+            trials = "1 trial" if len(taken) == 1 else f"{len(taken)} trials"
+            print(f"with Slurm: {trials}, {some}")
         left = {key_of(trial) for trial in taken}
         queue.extend(trial for trial in waiting if key_of(trial) not in left)
         return taken
