@@ -57,8 +57,8 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
-# A requeued job may start again only after a credential's lifetime, which is 120 s left to itself.
-AuthInfo=cred_expire=$cred_expire
+# A requeued job may start again only after a credential's lifetime, by default 120 s.
+AuthInfo=cred_expire=6
 StateSaveLocation=$root/state
 SlurmdSpoolDir=$root/spool/%n
 SlurmctldPidFile=$run/slurmctld.own
@@ -85,13 +85,16 @@ SelectTypeParameters=CR_CPU_Memory
 DefMemPerCPU=100
 PriorityType=priority/basic
 KillWait=5
-SlurmdTimeout=$slurmd_timeout
+# A lost node is noticed by pings, one each third of SlurmdTimeout, each of which gives up after MessageTimeout.
+SlurmdTimeout=6
+MessageTimeout=5
 SlurmctldTimeout=30
 InactiveLimit=0
 MinJobAge=300
 CompleteWait=0
 UnkillableStepTimeout=30
-ReturnToService=2
+# A node that was lost returns by itself, one that was set down stays down. With 2 it would not.
+ReturnToService=1
 JobRequeue=1
 MaxArraySize=$max_array_size
 # A preempted job gets the signal that it asked for and SIGTERM, and is requeued at the latest after GraceTime.
@@ -121,9 +124,6 @@ END
     echo "PartitionName=main Nodes=$names Default=YES MaxTime=INFINITE DefaultTime=10 PriorityTier=1 PreemptMode=REQUEUE GraceTime=10"
     echo "PartitionName=high Nodes=$names MaxTime=INFINITE DefaultTime=10 PriorityTier=10 PreemptMode=OFF"
 }
-
-# Pings go out each third of SlurmdTimeout.
-slurmd_timeout=15 cred_expire=10
 
 node_names() {
     if [ "$nodes" = 1 ]; then echo node1; else echo "node[1-$nodes]"; fi
