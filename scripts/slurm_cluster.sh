@@ -130,6 +130,7 @@ start() {
     done
     choose_root "$wanted_root"
 
+    exec 8>&2
     trap 'end_of_start' EXIT
     trap 'exit 130' INT TERM HUP
     began=$(now)
@@ -168,8 +169,9 @@ end_of_start() {
     local code=$?
     trap - EXIT
     trap '' INT TERM HUP
-    # An end without a line of its own is a command that failed under `set -e`, or a signal.
-    [ -n "$reported" ] || echo "slurm_cluster: the start was cut short: see $log" >&2
+    # An end without a line of its own is a command that failed under `set -e`, or a signal, which may have come while
+    # stderr was that of a command.
+    [ -n "$reported" ] || echo "slurm_cluster: the start was cut short: see $log" >&8
     clear_away >"$log/clear.log" 2>&1 || true
     exit "$code"
 }

@@ -93,7 +93,7 @@ InactiveLimit=0
 MinJobAge=300
 CompleteWait=0
 UnkillableStepTimeout=30
-# A node that was lost returns by itself, one that was set down stays down. With 2 it would not.
+# A node that was lost returns by itself, one that was set down stays down; with 2 it would not.
 ReturnToService=1
 JobRequeue=1
 MaxArraySize=$max_array_size

@@ -55,11 +55,11 @@ launch_again() { # NAME
     mapfile -d '' -t command <"$run/$name.command"
     know_group
     # Programs that only exec, so that the pid of the subshell stays the daemon's own. Nothing of the caller is handed
-    # down: not its environment, nor its folder, nor the lock.
+    # down: not its environment, nor its folder, nor the lock and the copy of stderr.
     (
         [ -z "$group" ] || { mkdir -p "$group/$name" && echo "$BASHPID" >"$group/$name/cgroup.procs"; }
         cd /
-        exec 9>&- env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 setsid "${command[@]}"
+        exec 8>&- 9>&- env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 setsid "${command[@]}"
     ) >>"$log/$name.out" 2>&1 </dev/null &
     echo "$! $(process $! 20)" >"$run/$name.pid"
 }
