@@ -120,14 +120,14 @@ kill_group() { # NAME; fails where nothing tells what is under the daemon, and w
     return 1
 }
 
-cancel_jobs() { # while the daemons can still end them in order
-    local i
+cancel_jobs() { # in order, which gives them SIGTERM and a moment; what is left is killed with its daemon
+    local jobs i
     running slurmctld || return 0
-    [ -n "$(timeout 15 squeue -h -o %A 2>/dev/null)" ] || return 0
-    say "cancelling the jobs"
-    timeout 20 scancel --user=root 2>/dev/null || true
-    timeout 20 scancel --state=PENDING --state=RUNNING --state=SUSPENDED 2>/dev/null || true
-    for ((i = 0; i < 100; i++)); do
+    mapfile -t jobs < <(timeout 15 squeue -h -o %A 2>/dev/null | sort -u)
+    [ ${#jobs[@]} -gt 0 ] || return 0
+    say "cancelling ${#jobs[@]} jobs"
+    timeout 20 scancel "${jobs[@]}" 2>/dev/null || true
+    for ((i = 0; i < 60; i++)); do
         [ -n "$(timeout 10 squeue -h -o %A 2>/dev/null)" ] || break
         sleep 0.1
     done
