@@ -73,7 +73,8 @@ class Progress:
         seconds = time.monotonic() - self._started.pop(str(trial.paths.folder))
         if self._queued:
             seconds = float(result.get("seconds") or 0.0)
-        self._durations.append(seconds)
+        if seconds:
+            self._durations.append(seconds)
         self._done += 1
         self._left -= 1
         verdict = str(result["verdict"])
@@ -83,9 +84,10 @@ class Progress:
         number = f" trial {trial.number}" if trial.cell.trials > 1 else ""
         line = (
             f"[{self._done}/{self._total}] {escape(self._plan.label(trial.cell))}{number}: "
-            f"[{STYLES.get(verdict, 'yellow')}]{verdict}[/] in {seconds:.1f} s"
+            f"[{STYLES.get(verdict, 'yellow')}]{verdict}[/]"
         )
-        if self._left:
+        line += f" in {seconds:.1f} s" if seconds else ""
+        if self._left and self._durations:
             line += f", about {statistics.mean(self._durations) * self._left / min(self._width, self._left):.0f} s left"
         if result.get("error"):
             line += f"\n    {escape(str(result['error']))}"

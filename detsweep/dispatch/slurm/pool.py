@@ -121,8 +121,8 @@ class SlurmPool:
         if taken:
             jobs = asking.compressed(self._jobs[key].id for trial in taken if (key := key_of(trial)) in self._jobs)
             some = " ".join(jobs[:_NAMED]) + (f" ... ({len(jobs)} in all)" if len(jobs) > _NAMED else "")
-            trials = "1 trial" if len(taken) == 1 else f"{len(taken)} trials"
-            print(f"with Slurm: {trials}, {some}")
+            count = "1 trial" if len(taken) == 1 else f"{len(taken)} trials"
+            print(f"with Slurm: {count}, {some}")
         left = {key_of(trial) for trial in taken}
         queue.extend(trial for trial in waiting if key_of(trial) not in left)
         return taken
@@ -236,11 +236,9 @@ class SlurmPool:
 
     def _give(self, trial: Trial, end: Fate, job: _Job | None) -> Mapping[str, Any]:
         """The result of a trial that left none; unless one of its attempts is just about to give it after all."""
-        last = attempt.newest(trial.paths, trial.number)
         log = self._sweep.job_log(job.id) if job is not None else self._sweep.jobs
-        if last is not None and last.launcher_log.exists():
-            log = last.launcher_log
-        elif job is not None and not log.exists() and not end.infrastructure and end.verdict == "error":
+        begun = attempt.newest(trial.paths, trial.number) is not None
+        if job is not None and not begun and not log.exists() and not end.infrastructure:
             end = replace(end, text=f"{end.text} (nor a log: do the nodes share {self._sweep.folder}?)")
         result = {**lost(trial, end.verdict, end.text, log), "retries": job.retry if job else 0}
         if attempt.claim_for_driver(trial.paths):
