@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -83,7 +82,7 @@ class Progress:
             f"[{STYLES.get(verdict, 'yellow')}]{verdict}[/] in {seconds:.1f} s"
         )
         if self._left:
-            line += f", about {statistics.mean(self._durations) * self._left / self._width:.0f} s left"
+            line += f", about {sum(self._durations) / len(self._durations) * self._left / self._width:.0f} s left"
         if result.get("error"):
             line += f"\n    {escape(str(result['error']))}"
         if not self._quiet:
