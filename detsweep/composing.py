@@ -13,9 +13,8 @@ from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException
 
-from detsweep.template import Template, UnprovenError, Words
+from detsweep.template import Resolved, Template, Words, resolve
 
 SILENT = {"version": 1, "root": {"level": "ERROR"}, "disable_existing_loggers": True}
 
@@ -40,13 +39,13 @@ class Point:
     """One point: its overrides, its resolved configuration or the error in its place, and Hydra's part of it."""
 
     overrides: Sequence[str]
-    config: Mapping[str, Any] | OmegaConfBaseException
+    config: Resolved
     own: Own
 
 
 def point_of(config: DictConfig, own: Any) -> Point:
     """The point of a configuration without Hydra's part, and that part, as a task function gets them from Hydra."""
-    return Point(list(own.overrides.task), _resolved(config), _own(own))
+    return Point(list(own.overrides.task), resolve(config), _own(own))
 
 
 def register() -> None:
@@ -110,17 +109,18 @@ class _Composing:
         self._template: tuple[Template, Own] | None = None
 
     def point(self, overrides: Sequence[str]) -> Point:
+        """The point of these overrides. Raises what Hydra raises where there is none."""
         if self._shared is not None:
             try:
                 return self._from_template(self._shared, overrides)
             except BeyondComposingError:
                 raise
-            except Exception as error:
-                if isinstance(error, UnprovenError) or self._template is None:
+            except Exception:
+                # Whatever it was: Hydra says it, or gives the point.
+                if self._template is None:
                     self._shared = None
-        # Whatever it was, here Hydra says it, or gives the point.
         config, own = self._load(overrides)
-        return Point(overrides, _resolved(config), own)
+        return Point(overrides, resolve(config), own)
 
     def _from_template(self, shared: Sequence[str], overrides: Sequence[str]) -> Point:
         words = self._words
@@ -129,7 +129,7 @@ class _Composing:
             self._template = Template(config, [words.parsed(word) for word in words.of_kind(shared, "else")]), own
         template, own = self._template
         values = [words.parsed(word) for word in words.of_kind(overrides, "value")]
-        return Point(overrides, template.resolved(values), own)
+        return Point(overrides, template.resolved(values, self._master), own)
 
     def _load(self, overrides: Sequence[str]) -> tuple[DictConfig, Own]:
         config = self._loader.load_sweep_config(self._master, list(overrides))
@@ -159,19 +159,10 @@ def _only_composed(own: Any) -> bool:
     """Whether Hydra does nothing for a point beside composing it that could fail, or be seen later."""
     raw = OmegaConf.to_container(own, resolve=False)
     assert isinstance(raw, dict)
-    dirs = [raw["sweep"]["dir"], raw["run"]["dir"]]
-    return (
-        raw["sweep"]["subdir"] == "."
-        and raw["output_subdir"] is None
-        and raw["job_logging"] == SILENT
-        and all(folder == "${detsweep.scratch:}" or "$" not in str(folder) for folder in dirs)
-    )
-
-
-def _resolved(config: DictConfig) -> Mapping[str, Any] | OmegaConfBaseException:
     try:
-        resolved = OmegaConf.to_container(config, resolve=True)
-    except OmegaConfBaseException as error:
-        return error
-    assert isinstance(resolved, dict)
-    return {str(key): value for key, value in resolved.items()}
+        dirs = [raw["sweep"]["dir"], raw["run"]["dir"]]
+        quiet = (raw["sweep"]["subdir"], raw["output_subdir"], raw["job_logging"]) == (".", None, SILENT)
+    except (KeyError, TypeError):
+        # The command line can delete them.
+        return False
+    return quiet and all(folder == "${detsweep.scratch:}" or "$" not in str(folder) for folder in dirs)

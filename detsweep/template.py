@@ -17,10 +17,15 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, ValueNode
+from omegaconf.errors import OmegaConfBaseException
 
 PLAIN_KEY = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 # All that such an interpolation depends on is below its first name; another one may look anywhere.
 REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*)(?:\.\w+)*\}|\$\{detsweep\.started:\}")
+
+
+Resolved = Mapping[str, Any] | OmegaConfBaseException
+"""A resolved configuration, or the error in its place."""
 
 
 class UnprovenError(Exception):
@@ -110,19 +115,28 @@ class Template:
                 _path(config, override.key_or_group, interpolated=False)
             ConfigLoaderImpl._apply_overrides_to_config([override], config)
 
-    def resolved(self, overrides: Sequence[Override]) -> Mapping[str, Any]:
+    def resolved(self, overrides: Sequence[Override], cache: DictConfig) -> Resolved:
         """The resolved configuration with these values; what several of them have alike is the same object.
 
-        Raises UnprovenError, or whatever goes wrong: Hydra says then what it is.
+        `cache`: the configuration from which Hydra gives every point what resolvers have found so far.
+        Raises where a value cannot be put in: Hydra says then what is wrong with it.
         """
         for override in overrides:
             self._put(override)
+        try:
+            return self._from_parts(overrides)
+        except (UnprovenError, OmegaConfBaseException):
+            OmegaConf.copy_cache(from_config=cache, to_config=self._config)
+            return resolve(self._config)
+
+    def _from_parts(self, overrides: Sequence[Override]) -> Mapping[str, Any]:
+        """What depends on nothing but itself is resolved once, the rest for all values that it depends on."""
         if self._base is None:
             self._begin()
+        assert self._base is not None
         words = tuple(str(one.input_line) for one in overrides if one.key_or_group.split(".")[0] in self._sources)
         if words not in self._bound:
             self._bound[words] = {head: _resolved(self._config, head) for head in self._dependent}
-        assert self._base is not None
         resolved = {**self._base, **self._bound[words]}
         for override in overrides:
             _replace(resolved, override.key_or_group, self._values[str(override.input_line)])
@@ -150,6 +164,15 @@ class Template:
         self._sources = {match[1] for text in references for match in REFERENCE.finditer(text)}
         self._dependent = [key for key, found in texts.items() if found]
         self._base = {str(key): value for key, value in _container(self._config, resolve=True).items()}
+
+
+def resolve(config: DictConfig) -> Resolved:
+    """A configuration with its interpolations resolved, or the error that this raised."""
+    try:
+        return {str(key): value for key, value in _container(config, resolve=True).items()}
+    except OmegaConfBaseException as error:
+        # The frames that raised it would keep the configuration.
+        return error.with_traceback(None)
 
 
 def _container(config: DictConfig, *, resolve: bool) -> dict[Any, Any]:
