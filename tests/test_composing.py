@@ -50,7 +50,7 @@ SWEEPS: list[tuple[Sequence[str], int | None]] = [
     (["+clip=1,2"], 2),
     (["~seed", "steps=1,2"], 1),
     (["~top_k", "steps=1,2"], 3),
-    (["~moe", "steps=1,2"], 3),
+    (["~moe", "steps=1,2"], 1),
     (["fault.kinds=[bit_flip],[swap]", "seed=1,2"], 2),
     (["fault={block:1,bit:2},{block:3}", "fault.rank=1"], 2),
     (["seed=${steps},7", "steps=3,4"], 2),
