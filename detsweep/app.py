@@ -16,12 +16,12 @@ import hydra
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from detsweep import __version__, environment, hydra_errors, schema, search
+from detsweep import __version__, environment, hydra_errors, schema, search, sweeper
 from detsweep.capture import SCHEMA
+from detsweep.composing import Point, point_of
 from detsweep.dispatch import ClusterError, FolderBusyError, dry_run, run_trials
 from detsweep.mitigations import load_presets
 from detsweep.output import tolerate_broken_output
@@ -89,12 +89,12 @@ def _plan(arguments: list[str]) -> tuple[Plan, list[Path]] | None:
     if refused := hydra_errors.refuse(arguments):
         raise ConfigurationError(refused)
     with tempfile.TemporaryDirectory(prefix="detsweep-") as scratch:
-        composed = _compose(arguments, scratch)
-        points = [(list(own.overrides.task), _resolved(config, own, scratch)) for config, own in composed]
+        points = _compose(arguments, scratch)
+        resolved = [(point.overrides, _resolved(point, scratch)) for point in points]
     if not points:
         return None
-    folders = [Path(source.path) for source in composed[0][1].runtime.config_sources if source.schema == "file"]
-    plan = make_plan(points, folders)
+    folders = list(points[0].own.folders)
+    plan = make_plan(resolved, folders)
     if plan.problems:
         raise ConfigurationError("\n".join(plan.problems))
     return plan, folders
@@ -133,15 +133,16 @@ def _say_notes(plan: Plan, task: tuple[search.Task, list[str]] | None) -> None:
         print(f"detsweep: note: {note}", file=sys.stderr)
 
 
-def _compose(arguments: list[str], scratch: str) -> list[tuple[DictConfig, HydraConf]]:
-    """Each point of the sweep as Hydra composed it: the configuration, and Hydra's own part of it."""
+def _compose(arguments: list[str], scratch: str) -> list[Point]:
+    """Each point of the sweep; none where Hydra only printed something."""
     schema.register()
+    sweeper.register()
     OmegaConf.register_new_resolver("detsweep.scratch", lambda: scratch, replace=True)
-    points: list[tuple[DictConfig, HydraConf]] = []
+    points: list[Point | tuple[DictConfig, HydraConf]] = []
 
     @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
-    def collect(config: DictConfig) -> None:
-        points.append((config, HydraConfig.get()))
+    def collect(config: DictConfig | Point) -> None:
+        points.append(config if isinstance(config, Point) else (config, HydraConfig.get()))
 
     # What Hydra's usage calls the program.
     sys.argv = ["detsweep", *arguments]
@@ -159,27 +160,23 @@ def _compose(arguments: list[str], scratch: str) -> list[tuple[DictConfig, Hydra
             del os.environ["HYDRA_FULL_ERROR"]
         else:
             os.environ["HYDRA_FULL_ERROR"] = asked
-    return points
+    return [point if isinstance(point, Point) else point_of(*point) for point in points]
 
 
-def _resolved(config: DictConfig, own: HydraConf, scratch: str) -> Mapping[str, Any]:
+def _resolved(point: Point, scratch: str) -> Mapping[str, Any]:
+    own, resolved = point.own, point.config
     for group in GROUPS_OF_PLUGINS:
-        if own.runtime.choices[group] != "basic":
-            raise ConfigurationError(hydra_errors.plugin_line(group, own.runtime.choices[group]))
-    try:
-        resolved = OmegaConf.to_container(config, resolve=True)
-    except OmegaConfBaseException as error:
-        raise ConfigurationError(hydra_errors.one_line(error)) from error
-    assert isinstance(resolved, dict)
+        if own.choices[group] != "basic":
+            raise ConfigurationError(hydra_errors.plugin_line(group, own.choices[group]))
+    if isinstance(resolved, OmegaConfBaseException):
+        raise ConfigurationError(hydra_errors.one_line(resolved)) from resolved
     # Hydra's own keys name the sweep's folder too, where the command line sets them.
-    named = {"hydra.sweep.dir": own.sweep.dir, "hydra.run.dir": own.run.dir}
-    chosen = named.pop("hydra.sweep.dir" if own.mode == RunMode.MULTIRUN else "hydra.run.dir")
+    named = {"hydra.sweep.dir": own.sweep_dir, "hydra.run.dir": own.run_dir}
+    chosen = named.pop("hydra.sweep.dir" if own.multirun else "hydra.run.dir")
     for key, value in named.items():
         if value != scratch:
             raise ConfigurationError(f"{key}={value}: does not apply here; use folder=PATH")
-    if chosen != scratch:
-        resolved["folder"] = chosen
-    return {str(key): value for key, value in resolved.items()}
+    return resolved if chosen == scratch else {**resolved, "folder": chosen}
 
 
 def _refuse_foreign(sweep: SweepPaths) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 from detsweep.validate import lookup
 
 Config = Mapping[str, Any]
+Cell = tuple[Config, Mapping[str, str]]
 
 
 def value_of(config: Config, key: str, overrides: Mapping[str, str] = MappingProxyType({})) -> Any:
@@ -45,53 +48,78 @@ def wanted(against: str) -> dict[str, str]:
     return pairs
 
 
-def baseline_of(
-    cell: tuple[Config, Mapping[str, str]], cells: Sequence[tuple[Config, Mapping[str, str]]], against: str
-) -> int | None:
-    """The place in `cells` of a cell's baseline, each given as (configuration, overrides); None for a baseline itself.
+class Baselines:
+    """The baselines of a sweep's cells, each cell given as (configuration, overrides).
 
-    Of the cells that have the values that `against` names it is the one that is like this cell on most other axes.
-    Raises ValueError where there is none, or several that are as like.
+    Raises ValueError where `against` does not name keys and values.
     """
-    target = wanted(against)
-    if has(cell, target):
-        return None
-    candidates = [place for place, other in enumerate(cells) if has(other, target)]
-    if not candidates:
-        raise ValueError(f"against={against}: no cell of this sweep has {_valid(target, cells)}")
-    axes = {key for _, overrides in cells for key in overrides} - target.keys()
-    unlike = {
-        place: sum(str(value_of(cell[0], key, cell[1])) != str(value_of(*_at(cells, place, key))) for key in axes)
-        for place in candidates
-    }
-    best = [place for place in candidates if unlike[place] == min(unlike.values())]
-    if len(best) > 1:
-        raise ValueError(f"against={against}: {len(best)} cells are as like this one; name one more key")
-    return best[0]
+
+    def __init__(self, cells: Sequence[Cell], against: str) -> None:
+        self._cells = cells
+        self._against = against
+        self._target = wanted(against)
+        self._axes = sorted({key for _, overrides in cells for key in overrides} - self._target.keys())
+        # By their values on the other axes: in a product of axes a cell's baseline is the one that has all of them.
+        self._candidates: dict[tuple[str, ...], list[int]] = {}
+        for place, cell in enumerate(cells):
+            if has(cell, self._target):
+                self._candidates.setdefault(self._values(cell), []).append(place)
+
+    def of(self, cell: Cell) -> int | None:
+        """The place of a cell's baseline; None for a baseline itself.
+
+        Of the cells that have the values that `against` names it is the one that is like this cell on most other axes.
+        Raises ValueError where there is none, or several that are as like.
+        """
+        if has(cell, self._target):
+            return None
+        if not self._candidates:
+            raise ValueError(f"against={self._against}: no cell of this sweep has {self._valid}")
+        best = self._most_alike(self._values(cell))
+        if len(best) > 1:
+            raise ValueError(f"against={self._against}: {len(best)} cells are as like this one; name one more key")
+        return best[0]
+
+    def _values(self, cell: Cell) -> tuple[str, ...]:
+        return tuple(str(value_of(cell[0], key, cell[1])) for key in self._axes)
+
+    def _most_alike(self, own: tuple[str, ...]) -> list[int]:
+        if exactly := self._candidates.get(own):
+            return exactly
+        unlike = {values: sum(map(operator.ne, own, values)) for values in self._candidates}
+        least = min(unlike.values())
+        return [place for values, places in self._candidates.items() if unlike[values] == least for place in places]
+
+    @cached_property
+    def _valid(self) -> str:
+        return _valid(self._target, self._cells)
 
 
-def has(cell: tuple[Config, Mapping[str, str]], target: Mapping[str, str]) -> bool:
+def baseline_of(cell: Cell, cells: Sequence[Cell], against: str) -> int | None:
+    """The place in `cells` of one cell's baseline, None for a baseline itself. Raises ValueError as Baselines does."""
+    return Baselines(cells, against).of(cell)
+
+
+def has(cell: Cell, target: Mapping[str, str]) -> bool:
     """Whether a cell has all the values of a baseline."""
     return all(_spelt(value_of(cell[0], key, cell[1])) == _spelt(value) for key, value in target.items())
 
 
-def problems(cells: Sequence[tuple[Config, Mapping[str, str]]], against: str) -> Iterator[str]:
+def problems(cells: Sequence[Cell], against: str) -> Iterator[str]:
     """What is wrong with `against` in a sweep of these cells, a line each."""
+    try:
+        baselines = Baselines(cells, against)
+    except ValueError as error:
+        yield str(error)
+        return
     said = set()
     for cell in cells:
         try:
-            baseline_of(cell, cells, against)
+            baselines.of(cell)
         except ValueError as error:
             if str(error) not in said:
                 yield str(error)
             said.add(str(error))
-
-
-def _at(
-    cells: Sequence[tuple[Config, Mapping[str, str]]], place: int, key: str
-) -> tuple[Config, str, Mapping[str, str]]:
-    config, overrides = cells[place]
-    return config, key, overrides
 
 
 def _spelt(value: Any) -> str:
@@ -102,7 +130,7 @@ def _spelt(value: Any) -> str:
         return str(value).lower()
 
 
-def _valid(target: Mapping[str, str], cells: Sequence[tuple[Config, Mapping[str, str]]]) -> str:
+def _valid(target: Mapping[str, str], cells: Sequence[Cell]) -> str:
     key = next(iter(target))
     found = dict.fromkeys(str(value_of(config, key, overrides)).lower() for config, overrides in cells)
     words = ", ".join(value for value in found if value)

@@ -228,11 +228,18 @@ class SweepPaths:
     def trials_lock(self) -> Path:
         return self.jobs / "trials.lock"
 
-    def cell(self, slug: str, cell_id: str) -> CellPaths:
-        """The folder of a cell, found by its id: another sweep of the same folder may have given another slug."""
-        for folder in sorted((self.folder / "cells").glob(f"*-{cell_id}")):
-            return CellPaths(folder)
-        return CellPaths(self.folder / "cells" / f"{slug}-{cell_id}")
+    def cell(self, slug: str, cell_id: str, known: Mapping[str, Path] | None = None) -> CellPaths:
+        """The folder of a cell, found by its id: another sweep of the same folder may have given another slug.
+
+        `known`: what `cell_folders` has found, or it is looked for again, among all that there are.
+        """
+        known = self.cell_folders() if known is None else known
+        return CellPaths(known.get(cell_id) or self.folder / "cells" / f"{slug}-{cell_id}")
+
+    def cell_folders(self) -> dict[str, Path]:
+        """The folders that cells have, by the cells' ids."""
+        folders = sorted((self.folder / "cells").glob("*-*"), reverse=True)
+        return {path.name.rpartition("-")[2]: path for path in folders}
 
     def all_cells(self) -> list[CellPaths]:
         return [CellPaths(path) for path in sorted((self.folder / "cells").glob("*")) if path.is_dir()]

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -113,12 +114,14 @@ class Plan:
 
     def label(self, cell: Cell) -> str:
         """What tells a cell from the others of the sweep, in the words of the command line."""
-        varying = [
-            f"{key}={value}"
-            for key, value in cell.overrides.items()
-            if any(other.overrides.get(key) != value for other in self.cells)
-        ]
+        varying = [f"{key}={value}" for key, value in cell.overrides.items() if key in self._varying]
         return " ".join(varying) or cell.label
+
+    @cached_property
+    def _varying(self) -> frozenset[str]:
+        """The keys that not all cells have alike; once for a plan, as every trial's lines are labelled by them."""
+        keys = {key for cell in self.cells for key in cell.overrides}
+        return frozenset(key for key in keys if len({cell.overrides.get(key) for cell in self.cells}) > 1)
 
     @property
     def options(self) -> Mapping[str, Any]:

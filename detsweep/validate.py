@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, get_type_hints
 
 from omegaconf import MISSING
@@ -116,9 +117,15 @@ def valid_keys(key: str) -> list[str]:
     return [item.name for item in fields(node)] if is_dataclass(node) else []
 
 
+@cache
+def _hints(schema: Any) -> Mapping[str, Any]:
+    """The types of a schema's keys; Python compiles each annotation anew whenever it is asked, in every cell."""
+    return get_type_hints(schema)
+
+
 def _keys(config: Mapping[str, Any], schema: Any, prefix: str = "") -> Iterator[str]:
     # `+moe.typo=1` appends past the schema, `~seed` deletes from it, and OmegaConf lets both through.
-    hints = get_type_hints(schema)
+    hints = _hints(schema)
     yield from (f"{prefix}{key}: must have a value" for key in hints if config.get(key, MISSING) == MISSING)
     for key, value in config.items():
         if key not in hints:

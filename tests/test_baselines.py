@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from detsweep import baselines
 from detsweep.baselines import baseline_of, has, problems, value_of, wanted
 from tests.support import one_cell, plan_of
 
@@ -181,3 +182,20 @@ def test_the_plus_signs_of_stacked_mitigations_are_part_of_their_name() -> None:
 def test_a_number_is_compared_by_what_it_is() -> None:
     assert has(({"lr": 0.001}, {}), {"lr": "1e-3"})
     assert not has(({"lr": 0.001}, {}), {"lr": "1e-4"})
+
+
+def test_in_a_large_product_each_baseline_is_found_without_a_look_at_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked = []
+    monkeypatch.setattr(baselines, "value_of", lambda *given: looked.append(1) or value_of(*given))
+    config = one_cell().config
+    cells = [
+        ({**config, "seed": seed, "checkpointing": kind}, {"seed": str(seed), "checkpointing": kind})
+        for seed in range(500)
+        for kind in ("none", "block")
+    ]
+    assert list(problems(cells, "checkpointing:none")) == []
+    assert len(looked) < 5 * len(cells)
+    found = baselines.Baselines(cells, "checkpointing:none")
+    assert [found.of(cell) for cell in cells[-4:]] == [None, 996, None, 998]

@@ -146,3 +146,16 @@ def test_the_configuration_groups_are_where_hydra_looks_for_them() -> None:
     assert (conf_dir() / "config.yaml").is_file()
     groups = {path.name for path in conf_dir().iterdir() if path.is_dir()}
     assert groups >= {"model", "dtype", "moe", "mode", "mitigation", "fault", "observe", "launch"}
+
+
+def test_the_folders_of_cells_are_read_once_for_many(tmp_path: Path) -> None:
+    sweep = SweepPaths(tmp_path)
+    assert sweep.cell_folders() == {}
+    for name in ("seed-1-0123456789", "a-b-0123456789", "tiny-abcdefabcd"):
+        (tmp_path / "cells" / name).mkdir(parents=True)
+    known = sweep.cell_folders()
+    assert known.keys() == {"0123456789", "abcdefabcd"}
+    for cell_id in (*known, "ffffffffff"):
+        assert sweep.cell("slug", cell_id, known) == sweep.cell("slug", cell_id)
+    assert sweep.cell("slug", "0123456789", known).folder == tmp_path / "cells" / "a-b-0123456789"
+    assert sweep.cell("slug", "ffffffffff", known).folder == tmp_path / "cells" / "slug-ffffffffff"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -194,6 +195,19 @@ def test_a_point_that_comes_twice_is_one_cell() -> None:
 def test_cells_stand_in_the_order_of_the_sweep() -> None:
     plan = plan_of(["seed=9"], ["seed=1"], ["seed=5"])
     assert [cell.config["seed"] for cell in plan.cells] == [9, 1, 5]
+
+
+def test_a_plan_changes_no_configuration_that_it_was_given() -> None:
+    # Points share what they have alike.
+    points = ("fault.block=3", "preserve_rng_state=false", "keep_env=[PATH]", "device=cpu")
+    config = {**compose(*points), "device": "auto"}
+    before = copy.deepcopy(config)
+    cell = make_plan([(points, config)]).cells[0]
+    cell.closer()
+    cell.spec(0)
+    cell.to_json()
+    assert config == before
+    assert cell.config["fault"]["block"] == 0
 
 
 @without_gpu

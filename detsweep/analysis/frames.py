@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from detsweep.analysis.cells import axes_of, read_cells, world_size
 from detsweep.analysis.costs import COST_COLUMNS, cost_rows
 from detsweep.analysis.injected import INJECTION_COLUMNS
 from detsweep.analysis.rows import NO_VERDICT, TRIAL_COLUMNS
-from detsweep.baselines import baseline_of
+from detsweep.baselines import Baselines
 from detsweep.capture import SCHEMA, Stream, read_streams
 from detsweep.compare import differences
 from detsweep.paths import FileError, SweepPaths, TrialPaths, read_json
@@ -181,12 +182,13 @@ def _baseline_rows(cells: Iterable[rows.Cell], found: Mapping[str, rows.Trials])
     own = list(cells)
     pairs = [(cell["config"], cell["overrides"]) for cell in own]
     compared = []
+    baselines = cache(lambda against: Baselines(pairs, against))
     for place, cell in enumerate(own):
         against = cell["config"].get("against")
         if against is None:
             continue
         try:
-            baseline = baseline_of(pairs[place], pairs, against)
+            baseline = baselines(against).of(pairs[place])
         except ValueError as error:
             compared.append({"cell": cell["id"], "error": str(error)})
             continue

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from detsweep import asked, environment, locks, results
@@ -114,13 +115,14 @@ def _launch(plan: Plan, sweep: SweepPaths, pool: Pool, stop: Stop, *, quiet: boo
 def _drill(plan: Plan, sweep: SweepPaths, pool: Pool, stop: Stop) -> None:
     """Run the cells that diverged once more, at the closest level of observation that each can have."""
     closer: dict[str, Cell] = {}
+    known, ids = sweep.cell_folders(), {cell.id for cell in plan.cells}
     for cell in plan.cells:
-        if not _diverged(cell, sweep):
+        if not _diverged(cell, sweep, known):
             continue
         drilled = cell.closer()
         if drilled is None:
             print(f"{plan.label(cell)}: drill=true has no closer look at it")
-        elif not _has_own_row(drilled, plan, sweep):
+        elif drilled.id not in ids and not _has_own_row(drilled, sweep, known):
             # Cells that differ in their level of observation alone have one closer look in common.
             others = closer[drilled.id].drill_of if drilled.id in closer else ()
             closer[drilled.id] = replace(drilled, drill_of=(*others, cell.id))
@@ -129,21 +131,20 @@ def _drill(plan: Plan, sweep: SweepPaths, pool: Pool, stop: Stop) -> None:
         _launch(Plan(tuple(closer.values()), (), 0), sweep, pool, stop)
 
 
-def _has_own_row(drilled: Cell, plan: Plan, sweep: SweepPaths) -> bool:
-    """Whether the closer look at a cell is a cell that was itself asked for, now or by an earlier command."""
-    if any(cell.id == drilled.id for cell in plan.cells):
-        return True
-    paths = sweep.cell(drilled.slug, drilled.id)
+def _has_own_row(drilled: Cell, sweep: SweepPaths, known: Mapping[str, Path]) -> bool:
+    """Whether the closer look at a cell is a cell that was itself asked for by an earlier command."""
+    paths = sweep.cell(drilled.slug, drilled.id, known)
     return paths.cell.exists() and not read_json(paths.cell).get("drill_of")
 
 
-def _diverged(cell: Cell, sweep: SweepPaths) -> bool:
-    return any(result["verdict"] == "diverged" for result in _settled(cell, sweep).values())
+def _diverged(cell: Cell, sweep: SweepPaths, known: Mapping[str, Path]) -> bool:
+    return any(result["verdict"] == "diverged" for result in _settled(cell, sweep, known).values())
 
 
-def _settled(cell: Cell, sweep: SweepPaths) -> dict[int, Mapping[str, Any]]:
+def _settled(cell: Cell, sweep: SweepPaths, known: Mapping[str, Path] | None = None) -> dict[int, Mapping[str, Any]]:
     """The results of all trials of a cell that have one, by number."""
-    found = {number: (trial, results.read_result(trial)) for number, trial in sweep.cell(cell.slug, cell.id).trials()}
+    paths = sweep.cell(cell.slug, cell.id, known)
+    found = {number: (trial, results.read_result(trial)) for number, trial in paths.trials()}
     trials = {number: (trial, result) for number, (trial, result) in found.items() if result is not None}
     return settled(trials, cell.config)
 
@@ -170,8 +171,9 @@ def _outstanding(plan: Plan, sweep: SweepPaths, pool: Pool) -> list[Trial]:
     """
     rerun = str(plan.options["launch"]["rerun"])
     trials = []
+    known = sweep.cell_folders()
     for cell in plan.cells:
-        paths = sweep.cell(cell.slug, cell.id)
+        paths = sweep.cell(cell.slug, cell.id, known)
         write_json(paths.cell, cell.to_json())
         for number in range(cell.trials):
             trial = paths.trial(number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -88,7 +87,8 @@ class Progress:
         )
         line += f" in {seconds:.1f} s" if seconds else ""
         if self._left and self._durations:
-            line += f", about {statistics.mean(self._durations) * self._left / min(self._width, self._left):.0f} s left"
+            mean = sum(self._durations) / len(self._durations)
+            line += f", about {mean * self._left / min(self._width, self._left):.0f} s left"
         if result.get("error"):
             line += f"\n    {escape(str(result['error']))}"
         if not self._quiet:
