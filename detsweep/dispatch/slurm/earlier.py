@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from detsweep.dispatch.slurm import asking
 from detsweep.dispatch.slurm.arrays import Array, read_arrays
@@ -42,6 +43,7 @@ class Earlier:
 
     def __init__(self, sweep: SweepPaths) -> None:
         self._sweep = sweep
+        self._folders = sweep.cell_folders()
         arrays = list(read_arrays(sweep))
         queue = asking.queue() if arrays else {}
         self.arrays = [found for array in arrays if (found := self._with_job(array, queue)) is not None]
@@ -95,15 +97,15 @@ class Earlier:
     def _restore(self, array: Array) -> None:
         launches = []
         for member in array.members:
-            trial = trial_of(self._sweep, member.cell, member.trial)
+            trial = trial_of(self._sweep, self._folders, member.cell, member.trial)
             limit = float(read_json(trial.spec)["timeout_min"])
             launches.append(SlurmLaunch(str(trial.folder), limit, member.retry))
         restore_pickles(self._sweep, array, launches, int(launches[0].timeout_min) + MARGIN_MIN)
 
 
-def trial_of(sweep: SweepPaths, cell: str, number: int) -> TrialPaths:
-    """The folder of a trial, by its cell's id."""
-    return sweep.cell("", cell).trial(number)
+def trial_of(sweep: SweepPaths, folders: Mapping[str, Path], cell: str, number: int) -> TrialPaths:
+    """The folder of a trial, by its cell's id; `folders`: those of all cells."""
+    return sweep.cell("", cell, folders).trial(number)
 
 
 def under_way(sweep: SweepPaths) -> str:
@@ -111,11 +113,12 @@ def under_way(sweep: SweepPaths) -> str:
 
     Raises FileError where a file of its arrays cannot be read.
     """
+    folders = sweep.cell_folders()
     waiting = [
-        (array, index)
+        member
         for array in read_arrays(sweep)
-        for index, member in enumerate(array.members)
-        if not trial_of(sweep, member.cell, member.trial).result.exists()
+        for member in array.members
+        if not trial_of(sweep, folders, member.cell, member.trial).result.exists()
     ]
     if not waiting:
         return ""

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from detsweep import results
@@ -270,16 +271,16 @@ class SlurmPool:
 
     def clear(self) -> None:
         """Remove the files of arrays that are over, and what submitit kept for them."""
-        living = [array for array, _ in self._earlier.living()]
+        living, folders = [array for array, _ in self._earlier.living()], self._sweep.cell_folders()
         over = [
             array
             for array in (*self._earlier.arrays, *self._own)
-            if array not in living or all(self._has_result(member) for member in array.members)
+            if array not in living or all(self._has_result(member, folders) for member in array.members)
         ]
         submission.clear(self._sweep, over)
 
-    def _has_result(self, member: Member) -> bool:
-        return trial_of(self._sweep, member.cell, member.trial).result.exists()
+    def _has_result(self, member: Member, folders: Mapping[str, Path]) -> bool:
+        return trial_of(self._sweep, folders, member.cell, member.trial).result.exists()
 
     def _say(self, text: str) -> None:
         if text not in self._said:

@@ -133,14 +133,14 @@ def clear(sweep: SweepPaths, over: Sequence[Array]) -> None:
 
     The log of a job stays where it is all that is left of a trial.
     """
-    jobs = {array.job for array in over}
+    jobs, folders = {array.job for array in over}, sweep.cell_folders()
     for path in [path for path in sweep.jobs.iterdir() if path.name.partition("_")[0] in jobs]:
         if path.suffix in (".pkl", ".sh"):
             path.unlink(missing_ok=True)
     for array in over:
         for index, member in enumerate(array.members):
             log = sweep.job_log(array.element(index))
-            result = read_result(sweep.cell("", member.cell).trial(member.trial))
+            result = read_result(sweep.cell("", member.cell, folders).trial(member.trial))
             if result is not None and result.get("log") != str(log):
                 log.unlink(missing_ok=True)
         sweep.array(array.number).unlink(missing_ok=True)
