@@ -140,6 +140,7 @@ def make_plan(points: Sequence[tuple[Sequence[str], Mapping[str, Any]]], folders
     found: dict[str, None] = {}
     notes: dict[str, None] = {}
     listed = functools.cache(nodes.nodes_of)
+    total = 0
     presets: Mapping[str, mitigations.Preset] = {}
     try:
         if any(config.get("require") for _, config in points):
@@ -169,6 +170,7 @@ def make_plan(points: Sequence[tuple[Sequence[str], Mapping[str, Any]]], folders
             found[str(error)] = None
             placed = []
         for words, own, away in placed or [(overrides, resolved, None)]:
+            total += 1
             _forget_moot(own)
             cell = _cell(words, own, away or (None if wrong else _unsupported(own, on)), required)
             if cells.setdefault(cell.id, cell).config.get("launch") != own.get("launch"):
@@ -178,7 +180,7 @@ def make_plan(points: Sequence[tuple[Sequence[str], Mapping[str, Any]]], folders
     if not found and (against := next(iter(cells.values())).config["against"]) is not None:
         pairs = [(cell.config, cell.overrides) for cell in cells.values()]
         found.update(dict.fromkeys(baselines.problems(pairs, against)))
-    return Plan(tuple(cells.values()), tuple(found), len(points) - len(cells), tuple(notes))
+    return Plan(tuple(cells.values()), tuple(found), total - len(cells), tuple(notes))
 
 
 def _gpus(config: Mapping[str, Any], here: int) -> int:

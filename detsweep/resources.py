@@ -69,6 +69,10 @@ class Resources:
             key: True if value.lower() == "true" else value for key, value in self.sbatch
         }
 
+    def words(self) -> list[str]:
+        """The same as arguments of sbatch."""
+        return [f"--{key}" if value is True else f"--{key}={value}" for key, value in self.flags().items()]
+
     def keys(self) -> dict[str, Any]:
         """What is asked for, by the keys of the configuration."""
         return {

@@ -6,9 +6,12 @@ import os
 import shlex
 
 from detsweep import environment
-from detsweep.dispatch.torchrun import environment_of, torchrun_arguments
+from detsweep.dispatch.torchrun import ALONE, Place, environment_of, torchrun_arguments
 from detsweep.paths import SweepPaths
-from detsweep.plan import Plan
+from detsweep.plan import Cell, Plan
+from detsweep.resources import resources_of
+
+_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def dry_run(plan: Plan, sweep: SweepPaths) -> None:
@@ -22,9 +25,22 @@ def dry_run(plan: Plan, sweep: SweepPaths) -> None:
             print(f"  unsupported: {cell.unsupported}")
             continue
         spec, trial = cell.spec(0), paths.trial(0)
-        gpus = gpus_here[: cell.world_size] if cell.config["device"] == "cuda" else ()
+        on_slurm = cell.config["launch"]["name"] == "slurm"
+        gpus = gpus_here[: cell.world_size] if cell.config["device"] == "cuda" and not on_slurm else ()
         child = environment_of(spec, shell, gpus, trial)
         words = ["env", *(word for name in sorted(child.removed) for word in ("-u", name))]
-        words += [f"{name}={value}" for name, value in sorted(child.changed.items())]
-        print("  " + shlex.join([*words, "torchrun", *torchrun_arguments(spec, trial)]))
+        # Which GPUs a job gets is known when it has them.
+        told = {
+            name: value for name, value in child.changed.items() if not (on_slurm and name == _GPUS and value == "")
+        }
+        words += [f"{name}={value}" for name, value in sorted(told.items())]
+        if on_slurm:
+            print("  " + shlex.join(["sbatch", *resources_of(cell.config).words()]))
+        print("  " + shlex.join([*words, "torchrun", *torchrun_arguments(spec, trial, place=_place(cell))]))
     print("\nA trial's folder gets the spec.json that its ranks read when the sweep is run.")
+
+
+def _place(cell: Cell) -> Place:
+    """The first node of a cell; where nodes meet is known when the job runs."""
+    nodes = int(cell.config["world"]["nodes"])
+    return ALONE if nodes == 1 else Place(0, nodes, "FIRST_NODE", ("PORT_OF_THE_JOB",))

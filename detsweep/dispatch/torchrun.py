@@ -38,7 +38,7 @@ class Place:
     node: int = 0
     nodes: int = 1
     address: str = ""
-    ports: tuple[int, ...] = ()
+    ports: tuple[int | str, ...] = ()
 
 
 ALONE = Place()

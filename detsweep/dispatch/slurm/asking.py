@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from detsweep.nodes import ClusterError
@@ -92,9 +92,8 @@ def expand(job: str) -> list[str]:
     return [f"{found[1]}_{index}" for index in indices]
 
 
-def test(flags: Mapping[str, object]) -> str | None:
-    """Why Slurm would refuse a job with these parameters; None where it would take it, now or later."""
-    words = [f"--{key}" if value is True else f"--{key}={value}" for key, value in flags.items()]
+def test(words: Sequence[str]) -> str | None:
+    """Why Slurm would refuse a job with these arguments of sbatch; None where it would take it, now or later."""
     done = _run(["sbatch", "--test-only", *words, "--wrap=true"])
     if done.returncode == 0 or transient(done.stderr) or re.search("busy", done.stderr, re.IGNORECASE):
         return None

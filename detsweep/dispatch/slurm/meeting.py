@@ -93,7 +93,7 @@ def own_address(place: Place, hosts: Sequence[str]) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             # Of a datagram socket this sends nothing: it only chooses the way.
-            probe.connect((place.address if place.node else hosts[1], place.ports[0]))
+            probe.connect((place.address if place.node else hosts[1], int(place.ports[0])))
         except OSError:
             return None
         return str(probe.getsockname()[0])

@@ -51,7 +51,7 @@ def check(plan: Plan) -> None:
     asked = dict.fromkeys(resources_of(cell.config) for cell in plan.cells if cell.unsupported is None)
     with clean_environment():
         for resources in list(asked)[:_CHECKED]:
-            if (refusal := asking.test(resources.flags())) is not None:
+            if (refusal := asking.test(resources.words())) is not None:
                 asked_for = " ".join(f"{key}={value}" for key, value in resources.keys().items())
                 valid = f"; partitions: {', '.join(partitions())}" if "artition" in refusal else ""
                 raise ClusterError(f"launch=slurm: Slurm refuses: {refusal}{valid} (asked for: {asked_for})")
