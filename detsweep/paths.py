@@ -99,9 +99,9 @@ class TrialPaths:
         """The same for all trials of the cell (kernel_cache=cell)."""
         return self.folder.parent / "cache"
 
-    def nccl_log(self, process: int | str) -> Path:
-        """What NCCL or RCCL says of itself in a process; NCCL puts the pid in the place of %p."""
-        return self.logs / f"nccl-{process}.log"
+    def nccl_log(self, host: str, process: int | str) -> Path:
+        """What NCCL or RCCL says of itself in a process; NCCL puts host name and pid in the places of %h and %p."""
+        return self.logs / f"nccl-{host}-{process}.log"
 
     @property
     def checkpoint(self) -> Path:

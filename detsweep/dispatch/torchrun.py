@@ -89,7 +89,7 @@ def environment_of(
     defaults = isolated(cache_of(config, trial), compiles=modes.compiles(config), gpu=gpu)
     if gpu and "NCCL_DEBUG" not in base:
         # It says then which variables it has read: the proof that they got there. In every cell, as it takes time.
-        log = str(trial.nccl_log("%p"))
+        log = str(trial.nccl_log("%h", "%p"))
         defaults |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "ENV", "NCCL_DEBUG_FILE": log}
     threads = config["world"]["threads_per_rank"]
     return child_environment(base, wanted, threads=threads, gpus=gpus, defaults=defaults)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +48,7 @@ def prove(spec: Mapping[str, Any], paths: TrialPaths, rank: int, device: torch.d
     Writes the rank's environment-rank<NNN>.json anew, with what was found.
     """
     config, asked = spec["config"], spec["settings"]["env"]
-    process = effects.Process.now(config, paths.nccl_log(os.getpid()), threads_taken=threads_taken)
+    process = effects.Process.now(config, paths.nccl_log(_host(), os.getpid()), threads_taken=threads_taken)
     became = effects.effects(config["mitigation"], config["env"], process)
     # Threads are asked for whether or not a mitigation does.
     threads = thread_variables(config["world"]["threads_per_rank"], asked)
@@ -58,6 +59,11 @@ def prove(spec: Mapping[str, Any], paths: TrialPaths, rank: int, device: torch.d
     report = {**environment_report(rank, device), "effects": found.effects, "appeared": found.appeared}
     write_json(paths.environment(rank), report)
     return found
+
+
+def _host() -> str:
+    """This machine's name as NCCL writes it: without its domain."""
+    return socket.gethostname().partition(".")[0]
 
 
 def _changes_bits(name: str) -> bool:

@@ -147,7 +147,7 @@ def _debug(*overrides: str, device: str = "cuda", **shell: str) -> dict[str, str
 SAID = {
     "NCCL_DEBUG": "INFO",
     "NCCL_DEBUG_SUBSYS": "ENV",
-    "NCCL_DEBUG_FILE": "/runs/cells/tiny-0f/trial0/log/nccl-%p.log",
+    "NCCL_DEBUG_FILE": "/runs/cells/tiny-0f/trial0/log/nccl-%h-%p.log",
 }
 
 
