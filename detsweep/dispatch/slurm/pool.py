@@ -119,10 +119,10 @@ class SlurmPool:
                 self._submit_at = time.monotonic() + self._ask_s
                 break
             taken += trials
-        if taken:
-            jobs = asking.compressed(self._jobs[key].id for trial in taken if (key := key_of(trial)) in self._jobs)
+        if ids := [self._jobs[key].id for trial in taken if (key := key_of(trial)) in self._jobs]:
+            jobs = asking.compressed(ids)
             some = " ".join(jobs[:_NAMED]) + (f" ... ({len(jobs)} in all)" if len(jobs) > _NAMED else "")
-            count = "1 trial" if len(taken) == 1 else f"{len(taken)} trials"
+            count = "1 trial" if len(ids) == 1 else f"{len(ids)} trials"
             print(f"with Slurm: {count}, {some}")
         left = {key_of(trial) for trial in taken}
         queue.extend(trial for trial in waiting if key_of(trial) not in left)

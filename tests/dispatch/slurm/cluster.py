@@ -24,7 +24,7 @@ from tests.support import trial_of, write_cells, write_trial
 PROGRAMS = ("sbatch", "srun", "squeue", "sacct", "scancel", "scontrol", "sinfo")
 AWAY = "Unable to contact slurm controller (connect failure)"
 ASK_S = 15.0
-PROGRAM = '''#!{python} -ISs
+PROGRAM = """#!{python} -ISs
 import json, os, re, sys
 from pathlib import Path
 
@@ -94,7 +94,7 @@ elif name == "scancel":
     for job in [job for word in words for job in ids(word)]:
         jobs[job]["state"] = "CANCELLED"
     save()
-'''
+"""
 
 
 class Cluster:

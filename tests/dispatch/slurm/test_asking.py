@@ -55,8 +55,12 @@ def test_to_compress_and_to_expand_undo_each_other() -> None:
 
 
 def test_the_queue_has_every_element_by_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = ["12_0|n-1|RUNNING|node[1-2]|None", "12_1|n-1|PENDING||(Nodes required | are down)", "14|other|COMPLETED|a|"]
-    monkeypatch.setattr(asking, "_ask", lambda words: lines)
+    lines = [
+        "12_0|n-1|RUNNING|node[1-2]|None",
+        "12_1|n-1|PENDING||(Nodes required | are down)",
+        "14|other|COMPLETED|a|",
+    ]
+    monkeypatch.setattr(asking, "_ask", lambda _: lines)
     assert asking.queue() == {
         "12_0": Element("n-1", "RUNNING", "node[1-2]", "None"),
         "12_1": Element("n-1", "PENDING", "", "(Nodes required | are down)"),
@@ -104,7 +108,7 @@ def test_accounting_is_asked_by_name_where_no_id_is_known(cluster: Cluster) -> N
 def test_an_array_is_as_large_as_the_cluster_lets_it(
     monkeypatch: pytest.MonkeyPatch, config: str, largest: int
 ) -> None:
-    monkeypatch.setattr(asking, "_ask", lambda words: config.splitlines())
+    monkeypatch.setattr(asking, "_ask", lambda _: config.splitlines())
     assert asking.largest_array() == largest
 
 
@@ -112,9 +116,9 @@ def test_what_gives_no_answer_is_away_and_its_words_are_kept(cluster: Cluster) -
     cluster.set(down=AWAY, no_accounting=True)
     with pytest.raises(AwayError, match=r"^squeue: Unable to contact slurm controller \(connect failure\)$"):
         asking.queue()
-    with pytest.raises(AwayError, match="^sacct: Slurm accounting storage is disabled$"):
+    with pytest.raises(AwayError, match=r"^sacct: Slurm accounting storage is disabled$"):
         asking.accounting(["1"])
-    with pytest.raises(AwayError, match="^scancel: Unable to contact"):
+    with pytest.raises(AwayError, match=r"^scancel: Unable to contact"):
         asking.cancel(["1"])
 
 
@@ -144,8 +148,8 @@ def test_many_jobs_are_cancelled_in_several_calls(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("sbatch: error: invalid partition specified: x\nsbatch: error: Batch job submission failed: Invalid partition "
-         "name specified\n", "Batch job submission failed: Invalid partition name specified"),
+        ("sbatch: error: invalid partition: x\nsbatch: error: Batch job submission failed: Invalid partition name\n",
+         "Batch job submission failed: Invalid partition name"),
         ("sbatch: error: Batch job submission failed: Requested node configuration is not available",
          "Batch job submission failed: Requested node configuration is not available"),
         ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
