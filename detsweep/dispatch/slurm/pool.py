@@ -69,6 +69,7 @@ class SlurmPool:
         self._submit_at = 0.0
         self._said: set[str] = set()
         self._cancelled = False
+        self._stop_at = 0.0
         try:
             self._largest = asking.largest_array()
             self._earlier = Earlier(sweep)
@@ -251,9 +252,9 @@ class SlurmPool:
         del kill
         if not self._jobs and self._uncertain is None:
             return True
-        if time.monotonic() - self._asked < _STOP_S and self._cancelled:
+        if time.monotonic() < self._stop_at:
             return False
-        self._asked = time.monotonic()
+        self._stop_at = time.monotonic() + _STOP_S
         try:
             self._settle()
             if not self._cancelled:
