@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,11 @@ import pandas as pd
 
 from detsweep import results
 from detsweep.analysis import rows
+from detsweep.analysis.against import BASELINE_COLUMNS, baseline_rows
 from detsweep.analysis.cells import axes_of, read_cells, world_size
 from detsweep.analysis.costs import COST_COLUMNS, cost_rows
 from detsweep.analysis.injected import INJECTION_COLUMNS
 from detsweep.analysis.rows import NO_VERDICT, TRIAL_COLUMNS
-from detsweep.baselines import baseline_of
 from detsweep.capture import SCHEMA, Stream, read_streams
 from detsweep.compare import differences
 from detsweep.paths import FileError, SweepPaths, TrialPaths, read_json
@@ -157,7 +157,7 @@ def load(folder: str | Path) -> Sweep:
         {cell["id"]: cell["config"] for cell in cells.values()},
         {cell["id"]: cell["overrides"] for cell in cells.values()},
         _frame(faults, INJECTION_COLUMNS, ("block",)),
-        _frame(_baseline_rows(shown.values(), found), rows.BASELINE_COLUMNS, ("block", "rank", "step")),
+        _frame(baseline_rows(shown.values(), found), BASELINE_COLUMNS, ("block", "rank", "step")),
         {parent: _drilled(found[cell["id"]]) for cell in drills.values() for parent in cell["drill_of"]},
         _frame(effects, rows.EFFECT_COLUMNS, ()),
         _costs_frame(list(cost_rows(list(shown.values()), found))),
@@ -175,25 +175,6 @@ def _searched(sweep: SweepPaths) -> Mapping[str, Any] | None:
     except (FileError, KeyError, IndexError):
         return None
     return content if searching and content.get("schema") == SCHEMA else None
-
-
-def _baseline_rows(cells: Iterable[rows.Cell], found: Mapping[str, rows.Trials]) -> list[dict[str, Any]]:
-    own = list(cells)
-    pairs = [(cell["config"], cell["overrides"]) for cell in own]
-    compared = []
-    for place, cell in enumerate(own):
-        against = cell["config"].get("against")
-        if against is None:
-            continue
-        try:
-            baseline = baseline_of(pairs[place], pairs, against)
-        except ValueError as error:
-            compared.append({"cell": cell["id"], "error": str(error)})
-            continue
-        if baseline is not None:
-            other = own[baseline]
-            compared.append(rows.baseline_row(cell, found[cell["id"]], other, found[other["id"]]))
-    return compared
 
 
 def _drilled(trials: rows.Trials) -> Drill:

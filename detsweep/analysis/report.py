@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,29 +16,16 @@ from detsweep.analysis.arms import arm_lines
 from detsweep.analysis.checklist import checklist, lines
 from detsweep.analysis.control import GOOD
 from detsweep.analysis.findings import campaign_lines, closer_lines, mitigation_lines, note_lines
-from detsweep.analysis.matrix import FAILED, cell_table
+from detsweep.analysis.matrix import cell_table
 from detsweep.analysis.searched import search_exit_code, search_lines
+from detsweep.analysis.verdicts import FAILED
+from detsweep.analysis.widths import HEADERS, fit, folded
 from detsweep.bounds import upper_bound
 from detsweep.paths import SweepPaths, write_text
 
 if TYPE_CHECKING:
     from detsweep.analysis.frames import Sweep
 
-# Headers break where a terminal would otherwise need more than 100 columns; Markdown joins the lines again.
-HEADERS = {
-    "diverged": "diverged\n/valid",
-    "replays": "replays\ndiverged",
-    "upper_bound": "95%\nbound",
-    "first": "first\ndivergence",
-    "closer_look": "closer\nlook",
-    "loss": "loss\ndiffers",
-    "differs_from_baseline": "differs from\nbaseline",
-    "baseline_loss": "its\nloss",
-    "ranks": "diverged\nranks",
-    "plain_step_ms": "step\nms",
-    "step_ms": "observed\nms",
-    "slug": "cell",
-}
 # A sign before the word, so that a verdict does not hang on colour alone.
 MARKS = {
     "pass": "✓ pass",
@@ -49,14 +36,7 @@ MARKS = {
     "unsupported": "- unsupported",
     "none": "? none yet",
 }
-# These fold; the number is the least width at which they are still read.
-FOLDED = {HEADERS["first"]: 24, HEADERS["closer_look"]: 24, HEADERS["differs_from_baseline"]: 24, "error": 40}
-LONG = 80
 CHECKED_AT_ONCE = 100_000_000
-# An error's text stands below the table too.
-EXPENDABLE = ("error", *(HEADERS[name] for name in ("plain_step_ms", "step_ms", "upper_bound", "replays")), "errors",
-              *(HEADERS[name] for name in ("baseline_loss", "loss")), "baseline", HEADERS["diverged"], "cause", "cost",
-              HEADERS["closer_look"], "mitigation", "fault")  # fmt: skip
 STYLES = {"pass": "green", "diverged": "bold red", "unsupported": "dim", "none": "dim"}
 
 
@@ -81,9 +61,9 @@ def print_report(sweep: Sweep, console: Console | None = None) -> None:
     view = Table(box=None, pad_edge=False, header_style="bold")
     shown = _readable(table)
     shown = shown.drop(columns=[column for column in shown if (shown[column] == "").all()])
-    left_out = _fit(shown, console.width, kept=sweep.axes)
+    left_out = fit(shown, console.width, kept=sweep.axes)
     for column in shown.columns:
-        right, wide = column.endswith("\nms"), _folded(shown, column) is not None
+        right, wide = column.endswith("\nms"), folded(shown, column) is not None
         view.add_column(escape(column), justify="right" if right else "left", overflow="fold", no_wrap=not wide)
     for (_, judged), (_, row) in zip(table.iterrows(), shown.iterrows(), strict=True):
         view.add_row(*(escape(str(item)) for item in row), style=_style(judged))
@@ -102,37 +82,6 @@ def _style(row: pd.Series[Any]) -> str:
     effects = str(row.get("effect", "")).split(", ")
     idle = row["verdict"] == "pass" and all(effect.endswith("inert") for effect in effects)
     return "dim" if idle else STYLES.get(row["verdict"], "yellow")
-
-
-def _fit(shown: pd.DataFrame, width: int, *, kept: Sequence[str] = ()) -> list[str]:
-    """Drop columns in place, the least important first, until the rest fits; returns what was dropped.
-
-    Without the axes, which are `kept`, rows could not be told apart.
-    """
-    dropped = []
-    for column in [name for name in EXPENDABLE if name in shown and name not in kept]:
-        if _width(shown) <= width:
-            break
-        del shown[column]
-        dropped.append(column)
-    return dropped
-
-
-def _width(shown: pd.DataFrame) -> int:
-    def columns(name: str) -> int:
-        longest, folded = _longest(shown, name), _folded(shown, name)
-        return longest if folded is None else min(longest, folded)
-
-    return sum(columns(name) for name in shown.columns) + 2 * (len(shown.columns) - 1)
-
-
-def _longest(shown: pd.DataFrame, name: str) -> int:
-    return max(len(word) for word in [*name.split("\n"), *(str(item) for item in shown[name])])
-
-
-def _folded(shown: pd.DataFrame, name: str) -> int | None:
-    """The least width of a column that folds; None for one that does not. Long names of stacks of mitigations do."""
-    return FOLDED.get(name, LONG // 2 if _longest(shown, name) > LONG else None)
 
 
 def markdown(sweep: Sweep, table: pd.DataFrame) -> Iterator[str]:

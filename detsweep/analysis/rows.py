@@ -1,4 +1,4 @@
-"""Rows of the frames, from the files of one cell: its trials, their divergences and faults, and its baseline."""
+"""Rows of the frames, from the files of one cell: its trials, their divergences and faults."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from detsweep import results
 from detsweep.analysis.cells import Broken
 from detsweep.analysis.injected import clean, injections
 from detsweep.baselines import value_of
-from detsweep.crosstrial import COMPARABLE, CrossComparison, against_baseline, settled
+from detsweep.crosstrial import COMPARABLE, settled
 from detsweep.mitigations import EFFECTS
-from detsweep.paths import CellPaths, FileError, TrialPaths
+from detsweep.paths import CellPaths, TrialPaths
 
 NO_VERDICT = "none"
 TRIAL_COLUMNS = (
@@ -26,10 +26,6 @@ DIVERGENCE_COLUMNS = (
     "origin", "closer", "level", "fault",
 )  # fmt: skip
 EFFECT_COLUMNS = ("cell", "trial", "mitigation", "setting", "status", "evidence")
-BASELINE_COLUMNS = (
-    "cell", "baseline", "equal", "compared", "differing", "site", "block", "name", "phase", "kind", "cause", "rank",
-    "step", "loss_equal", "repeats", "error",
-)  # fmt: skip
 
 Cell = Mapping[str, Any]
 Trials = dict[int, tuple[TrialPaths, Mapping[str, Any]]]
@@ -138,36 +134,6 @@ def broken_row(broken: Broken, axes: tuple[str, ...]) -> dict[str, Any]:
         "mode": "",
         **trial_row(0, TrialPaths(broken.folder), {"verdict": "error", "error": broken.error}),
     }
-
-
-def baseline_row(cell: Cell, trials: Trials, baseline: Cell, its_trials: Trials) -> dict[str, Any]:
-    """How the first valid trial of a cell compares with its baseline's; the row says what is missing where one is."""
-    row: dict[str, Any] = {"cell": cell["id"], "baseline": baseline["id"]}
-    own, other = _first_valid(trials), _first_valid(its_trials)
-    if own is None or other is None:
-        return {**row, "error": "no result" if own is None else "its baseline has no result"}
-    try:
-        crossed = against_baseline(own, cell["config"], other, baseline["config"])
-    except (FileError, ValueError) as error:
-        return {**row, "error": str(error)}
-    repeats = not any(result["verdict"] == "diverged" for _, result in [*trials.values(), *its_trials.values()])
-    return {**row, **_crossed(crossed), "repeats": repeats}
-
-
-def _crossed(crossed: CrossComparison) -> dict[str, Any]:
-    first = crossed.first
-    place = {} if first is None else {key: value for key, value in first.to_json().items() if key in BASELINE_COLUMNS}
-    return {
-        **place,
-        "equal": first is None,
-        "compared": crossed.compared,
-        "differing": len({(d.step, d.run) for d in crossed.divergences}),
-        "loss_equal": crossed.loss_differs == 0,
-    }
-
-
-def _first_valid(trials: Trials) -> TrialPaths | None:
-    return next((folder for folder, result in trials.values() if result["verdict"] in COMPARABLE), None)
 
 
 def _ranks_at(first: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[int, ...]:

@@ -13,7 +13,9 @@ import pandas as pd
 import pytest
 
 from detsweep import Sweep, load
-from detsweep.analysis.matrix import WORST_FIRST, cell_table, describe_first, describe_place, worst
+from detsweep.analysis.matrix import cell_table
+from detsweep.analysis.verdicts import WORST_FIRST, worst
+from detsweep.analysis.words import describe_first, describe_place
 from detsweep.bounds import upper_bound
 from detsweep.capture import SITES, Record
 from detsweep.paths import TrialPaths, read_json, write_json

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
+from detsweep.analysis.against import BASELINE_COLUMNS, baseline_row
 from detsweep.analysis.cells import Broken
 from detsweep.analysis.rows import (
-    BASELINE_COLUMNS,
     DIVERGENCE_COLUMNS,
     EFFECT_COLUMNS,
     TRIAL_COLUMNS,
-    baseline_row,
     broken_row,
     clean_counts,
     described,
