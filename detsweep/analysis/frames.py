@@ -46,7 +46,9 @@ class Sweep:
     """What a sweep's folder holds.
 
     `trials`: a row for each trial that the sweep asks for; `verdict` is `none` where it has no result yet. The
-    columns named in `axes` tell the cells apart, and stand first. `divergences`: a row for each rank, step and run
+    columns named in `axes` tell the cells apart, and stand first. `nodes` are those of a cluster that it ran on, in the
+    order of their ranks; `retries` counts how often it was submitted again after a failure of the infrastructure, and
+    `requeues` how often Slurm itself started it anew. `divergences`: a row for each rank, step and run
     that differed from what it is compared with. `configs`: each cell's whole configuration by its id,
     `overrides` what the command line said of it.
     `injections`: a row for each fault that was put in. `baselines`: a row for each cell that is compared with another
@@ -203,7 +205,8 @@ def _trial_folders(sweep: SweepPaths) -> Iterator[tuple[str, int, TrialPaths]]:
 
 
 def _trials_frame(rows: list[dict[str, Any]], axes: tuple[str, ...]) -> pd.DataFrame:
-    integers = ("first_block", "first_step", "replays", "diverged_replays", "clean_comparisons", "false_alarms")
+    integers = ("first_block", "first_step", "replays", "diverged_replays", "clean_comparisons", "false_alarms",
+                "retries", "requeues")  # fmt: skip
     frame = _frame(rows, (*axes, *(column for column in TRIAL_COLUMNS if column not in axes)), integers)
     frame["verdict"] = pd.Categorical(frame["verdict"], categories=MATRIX_VERDICTS, ordered=True)
     for column in ("step_ms", "plain_step_ms", "seconds"):

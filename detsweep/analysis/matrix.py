@@ -12,14 +12,14 @@ from detsweep.analysis.control import judge
 from detsweep.analysis.costs import cost_words
 from detsweep.analysis.frames import Sweep
 from detsweep.analysis.verdicts import FAILED, VALID, worst
-from detsweep.analysis.words import describe_first, describe_place, listed, missing
+from detsweep.analysis.words import counted, describe_first, describe_place, listed, missing
 from detsweep.baselines import value_of
 from detsweep.bounds import upper_bound
 
 MATRIX_COLUMNS = (
     "verdict", "fault", "mitigation", "effect", "cost", "diverged", "errors", "replays", "upper_bound", "first",
     "cause", "closer_look", "loss", "ranks", "baseline", "differs_from_baseline", "baseline_loss", "plain_step_ms",
-    "step_ms", "error", "log_tail",
+    "step_ms", "retries", "error", "log_tail",
 )  # fmt: skip
 
 
@@ -31,16 +31,18 @@ def cell_table(sweep: Sweep) -> pd.DataFrame:
     step times with its spread; `diverged` as "diverged/valid trials"; `errors`; `replays` as "diverged/compared
     replays" of the valid trials; `upper_bound`, below which the rate per replay lies with 95% confidence when none
     diverged; the `first` divergence of the first trial that has one; `ranks`, all that diverged in any trial;
-    milliseconds of a step without and with observation (medians of the valid trials); the first `error` and the end of
-    its log. With the first divergence its `cause`; `closer_look`, what a drill found; `loss`, in how many of the
-    diverged comparisons the loss differs, or how many steps after the first divergence it does. Where cells have a
-    `baseline`: which, where the cell `differs_from_baseline` first, and whether its loss does.
+    milliseconds of a step without and with observation (medians of the valid trials); `retries`, how often its trials
+    were submitted again, or started anew by Slurm, where any was; the first `error` and the end of its log. With
+    the first divergence its `cause`; `closer_look`, what a drill found; `loss`, in how many of the diverged comparisons
+    the loss differs, or how many steps after the first divergence it does. Where cells have a `baseline`:
+    which, where the cell `differs_from_baseline` first, and whether its loss does.
     """
     rows = [_cell_row(sweep, group) for _, group in sweep.trials.groupby("cell", sort=False, dropna=False)]
     # The cell column names rows of a sweep without axes, and of a cell whose own file is broken.
     table = pd.DataFrame(rows)
     columns = [*(sweep.axes or ("slug",)), *(column for column in MATRIX_COLUMNS if column not in sweep.axes)]
-    idle = {"fault": {"none", ""}, "mitigation": {"none", ""}, "closer_look": {""}, "effect": {""}, "cost": {""}}
+    idle = {"fault": {"none", ""}, "mitigation": {"none", ""}}
+    idle |= {column: {""} for column in ("closer_look", "effect", "cost", "retries")}
     for column, nothing in idle.items():
         if column not in sweep.axes and set(table[column]) <= nothing:
             columns.remove(column)
@@ -121,6 +123,7 @@ def _cell_row(sweep: Sweep, group: pd.DataFrame) -> dict[str, Any]:
         "ranks": listed({rank for ranks in diverged["diverged_ranks"] for rank in ranks}),
         "plain_step_ms": counted["plain_step_ms"].median(),
         "step_ms": counted["step_ms"].median(),
+        "retries": _retries(group),
         "error": str(error),
         "log_tail": "" if missing(log_tail) else str(log_tail),
     }
@@ -132,6 +135,12 @@ def _firsts(diverged: pd.DataFrame) -> str:
     places = {describe_first(trial) for _, trial in diverged.iterrows()}
     more = f" (+{len(places) - 1} other)" if len(places) > 1 else ""
     return describe_first(diverged.iloc[0]) + more
+
+
+def _retries(group: pd.DataFrame) -> str:
+    again, anew = int(group["retries"].sum()), int(group["requeues"].sum())
+    said = [counted(again, "retry", "retries")] if again else []
+    return ", ".join([*said, *([counted(anew, "requeue")] if anew else [])])
 
 
 def _cost(sweep: Sweep, cell: str) -> str:

@@ -20,6 +20,7 @@ from detsweep.analysis.matrix import cell_table
 from detsweep.analysis.searched import search_exit_code, search_lines
 from detsweep.analysis.verdicts import FAILED
 from detsweep.analysis.widths import HEADERS, fit, folded
+from detsweep.analysis.words import counted
 from detsweep.bounds import upper_bound
 from detsweep.paths import SweepPaths, write_text
 
@@ -134,7 +135,7 @@ def summary(sweep: Sweep) -> list[str]:
     counts = {verdict: int((verdicts == verdict).sum()) for verdict in MARKS}
     said = ", ".join(f"{count} {verdict if verdict != 'none' else 'not reached'}" for verdict, count in counts.items()
                      if count)  # fmt: skip
-    lines = [f"{_count(len(sweep.trials), 'trial')} of {_count(sweep.trials['cell'].nunique(), 'cell')}: {said}"]
+    lines = [f"{counted(len(sweep.trials), 'trial')} of {counted(sweep.trials['cell'].nunique(), 'cell')}: {said}"]
     clean = sweep.trials[(verdicts == "pass") & (sweep.trials["fault"] == "none")]
     if len(clean) and not (verdicts[sweep.trials["fault"] == "none"] == "diverged").any():
         replays = int(clean["replays"].sum())
@@ -188,10 +189,6 @@ def _readable(table: pd.DataFrame) -> pd.DataFrame:
     shown["verdict"] = [MARKS[verdict] for verdict in shown["verdict"]]
     renamed: pd.DataFrame = shown.rename(columns=HEADERS)
     return renamed
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _format(value: Any, template: str) -> str:

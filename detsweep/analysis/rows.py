@@ -18,12 +18,13 @@ NO_VERDICT = "none"
 TRIAL_COLUMNS = (
     "cell", "slug", "trial", "verdict", "mitigation", "effect", "fault", "mode", "diverged_ranks", "first_site",
     "first_block", "first_name", "first_phase", "first_kind", "first_step", "first_run", "first_reference",
-    "first_ranks", "cause", "closer", "loss", "replays", "diverged_replays", "clean_comparisons", "false_alarms",
-    "error", "error_ranks", "notes", "log", "log_tail", "step_ms", "plain_step_ms", "seconds", "folder",
+    "first_ranks", "first_nodes", "cause", "closer", "loss", "replays", "diverged_replays", "clean_comparisons",
+    "false_alarms", "error", "error_ranks", "notes", "log", "log_tail", "step_ms", "plain_step_ms", "seconds", "nodes",
+    "retries", "requeues", "folder",
 )  # fmt: skip
 DIVERGENCE_COLUMNS = (
     "cell", "trial", "rank", "step", "run", "reference", "seq", "site", "block", "name", "phase", "kind", "cause",
-    "origin", "closer", "level", "fault",
+    "origin", "closer", "level", "fault", "node",
 )  # fmt: skip
 EFFECT_COLUMNS = ("cell", "trial", "mitigation", "setting", "status", "evidence")
 
@@ -58,6 +59,7 @@ def described(cell: Cell, axes: tuple[str, ...]) -> dict[str, Any]:
 def trial_row(number: int, trial: TrialPaths, result: Mapping[str, Any]) -> dict[str, Any]:
     """What one trial came to."""
     first = result.get("first") or {}
+    ranks = _ranks_at(first, result)
     log = result.get("log")
     return {
         "trial": number,
@@ -66,7 +68,8 @@ def trial_row(number: int, trial: TrialPaths, result: Mapping[str, Any]) -> dict
         "diverged_ranks": tuple(result.get("diverged_ranks", ())),
         **{f"first_{key}": first.get(key) for key in ("site", "block", "name", "phase", "kind", "step", "run")},
         "first_reference": first.get("reference"),
-        "first_ranks": _ranks_at(first, result),
+        "first_ranks": ranks,
+        "first_nodes": tuple(dict.fromkeys(node for rank in ranks if (node := _node(rank, result)))),
         "cause": first.get("cause"),
         "closer": first.get("closer"),
         "loss": _loss(result.get("loss")),
@@ -80,6 +83,9 @@ def trial_row(number: int, trial: TrialPaths, result: Mapping[str, Any]) -> dict
         "step_ms": result.get("step_ms"),
         "plain_step_ms": result.get("plain_step_ms"),
         "seconds": result.get("seconds"),
+        "nodes": tuple(result.get("nodes") or ()),
+        "retries": result.get("retries"),
+        "requeues": result.get("requeues"),
         "folder": str(trial.folder),
     }
 
@@ -120,7 +126,8 @@ def divergence_rows(cell: Cell, number: int, result: Mapping[str, Any], *, shown
     config = cell["config"]
     own = {"cell": shown_as, "trial": number, "fault": config["fault"]["kind"], "level": config["observe"]["name"]}
     for rank in result.get("ranks", ()):
-        yield from ({**own, **divergence} for divergence in rank["divergences"])
+        node = _node(rank["rank"], result)
+        yield from ({**own, **divergence, "node": node} for divergence in rank["divergences"])
 
 
 def broken_row(broken: Broken, axes: tuple[str, ...]) -> dict[str, Any]:
@@ -146,6 +153,13 @@ def _ranks_at(first: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[int,
         for rank in result.get("ranks", ())
         if any(all(divergence.get(key) == first.get(key) for key in place) for divergence in rank["divergences"])
     )
+
+
+def _node(rank: int, result: Mapping[str, Any]) -> str | None:
+    """The node that a rank is on, of a trial that names its nodes: in their order each has as many ranks."""
+    nodes = result.get("nodes") or ()
+    each = len(result.get("ranks", ())) // len(nodes) if nodes else 0
+    return str(nodes[rank // each]) if each else None
 
 
 def _loss(loss: Mapping[str, Any] | None) -> str | None:

@@ -25,9 +25,9 @@ HEADERS = {
 FOLDED = {HEADERS["first"]: 24, HEADERS["closer_look"]: 24, HEADERS["differs_from_baseline"]: 24, "error": 40}
 LONG = 80
 # An error's text stands below the table too.
-EXPENDABLE = ("error", *(HEADERS[name] for name in ("plain_step_ms", "step_ms", "upper_bound", "replays")), "errors",
-              *(HEADERS[name] for name in ("baseline_loss", "loss")), "baseline", HEADERS["diverged"], "cause", "cost",
-              HEADERS["closer_look"], "mitigation", "fault")  # fmt: skip
+EXPENDABLE = ("error", "retries", *(HEADERS[name] for name in ("plain_step_ms", "step_ms", "upper_bound", "replays")),
+              "errors", *(HEADERS[name] for name in ("baseline_loss", "loss")), "baseline", HEADERS["diverged"],
+              "cause", "cost", HEADERS["closer_look"], "mitigation", "fault")  # fmt: skip
 
 
 def fit(shown: pd.DataFrame, width: int, *, kept: Sequence[str] = ()) -> list[str]:

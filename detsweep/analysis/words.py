@@ -9,10 +9,12 @@ import pandas as pd
 
 
 def describe_first(trial: Mapping[Any, Any] | pd.Series[Any]) -> str:
-    """Where a trial first diverged, as a few words: site, block, name, ranks, step and run."""
+    """Where a trial first diverged, as a few words: site, block, name, ranks, their nodes of several, step and run."""
     place = describe_place({key: trial[f"first_{key}"] for key in ("site", "block", "name", "phase", "kind")})
     ranks = trial["first_ranks"]
     where = f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)}"
+    if len(trial["nodes"]) > 1 and trial["first_nodes"]:
+        where += f" ({', '.join(trial['first_nodes'])})"
     reference = str(trial["first_reference"])
     against = f" against {reference.replace('trial', 'trial ')}" if reference.startswith("trial") else ""
     return f"{place}, {where}, step {trial['first_step']} {trial['first_run']}{against}"
@@ -40,3 +42,8 @@ def listed(ranks: Iterable[int]) -> str:
 def missing(item: Any) -> bool:
     """Whether a field of a frame holds nothing."""
     return not isinstance(item, tuple) and bool(pd.isna(item))
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """A number and its noun: 1 trial, 2 trials."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
