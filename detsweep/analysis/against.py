@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from detsweep.analysis.fleet import golden_place
 from detsweep.analysis.rows import Cell, Trials
 from detsweep.baselines import baseline_of
 from detsweep.crosstrial import COMPARABLE, CrossComparison, against_baseline
@@ -16,14 +17,19 @@ BASELINE_COLUMNS = (
 )  # fmt: skip
 
 
-def baseline_rows(cells: Iterable[Cell], found: Mapping[str, Trials]) -> list[dict[str, Any]]:
-    """A row for each cell that another one of the sweep is the baseline of."""
+def baseline_rows(
+    cells: Iterable[Cell], found: Mapping[str, Trials], screened: Collection[str] = ()
+) -> list[dict[str, Any]]:
+    """A row for each cell that has another one of the sweep as its baseline.
+
+    Not of those that are `screened` in a fleet and have a place of it for their baseline: there they are compared.
+    """
     own = list(cells)
     pairs = [(cell["config"], cell["overrides"]) for cell in own]
     compared = []
     for place, cell in enumerate(own):
         against = cell["config"].get("against")
-        if against is None:
+        if against is None or (cell["id"] in screened and golden_place(against)):
             continue
         try:
             baseline = baseline_of(pairs[place], pairs, against)

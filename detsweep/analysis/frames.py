@@ -14,6 +14,7 @@ from detsweep.analysis import rows
 from detsweep.analysis.against import BASELINE_COLUMNS, baseline_rows
 from detsweep.analysis.cells import axes_of, read_cells, world_size
 from detsweep.analysis.costs import COST_COLUMNS, cost_rows
+from detsweep.analysis.fleet import FLEET_COLUMNS, FLEET_INTEGERS, fleet_rows
 from detsweep.analysis.injected import INJECTION_COLUMNS
 from detsweep.analysis.rows import NO_VERDICT, TRIAL_COLUMNS
 from detsweep.capture import SCHEMA, Stream, read_streams
@@ -54,7 +55,8 @@ class Sweep:
     `injections`: a row for each fault that was put in. `baselines`: a row for each cell that is compared with another
     one (`against`). `drills`: what a closer look at a cell found, by the cell's id. `effects`: a row for each setting
     of a mitigation in each trial: whether it was in force, and did anything. `costs`: a row for each cell with a
-    mitigation whose cell without it is there too. `search`: what the last command's search has tried and found, None
+    mitigation whose cell without it is there too. `fleet`: a row for each place of each fleet, empty without one; see
+    detsweep.analysis.fleet. `search`: what the last command's search has tried and found, None
     without one.
     """
 
@@ -69,6 +71,7 @@ class Sweep:
     drills: Mapping[str, Drill]
     effects: pd.DataFrame
     costs: pd.DataFrame
+    fleet: pd.DataFrame
     search: Mapping[str, Any] | None
 
     @property
@@ -151,6 +154,7 @@ def load(folder: str | Path) -> Sweep:
             for parent in cell["drill_of"]:
                 divergences += rows.divergence_rows(cell, number, result, shown_as=parent)
     trials += [rows.broken_row(one, axes) for one in broken]
+    fleet = _frame(list(fleet_rows(list(shown.values()), found, axes)), FLEET_COLUMNS, FLEET_INTEGERS)
     return Sweep(
         sweep.folder,
         _trials_frame(trials, axes),
@@ -159,10 +163,11 @@ def load(folder: str | Path) -> Sweep:
         {cell["id"]: cell["config"] for cell in cells.values()},
         {cell["id"]: cell["overrides"] for cell in cells.values()},
         _frame(faults, INJECTION_COLUMNS, ("block",)),
-        _frame(baseline_rows(shown.values(), found), BASELINE_COLUMNS, ("block", "rank", "step")),
+        _frame(baseline_rows(shown.values(), found, set(fleet["cell"])), BASELINE_COLUMNS, ("block", "rank", "step")),
         {parent: _drilled(found[cell["id"]]) for cell in drills.values() for parent in cell["drill_of"]},
         _frame(effects, rows.EFFECT_COLUMNS, ()),
         _costs_frame(list(cost_rows(list(shown.values()), found))),
+        fleet,
         _searched(sweep),
     )
 

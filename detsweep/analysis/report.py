@@ -16,6 +16,7 @@ from detsweep.analysis.arms import arm_lines
 from detsweep.analysis.checklist import checklist, lines
 from detsweep.analysis.control import GOOD
 from detsweep.analysis.findings import campaign_lines, closer_lines, mitigation_lines, note_lines
+from detsweep.analysis.fleetreport import fleet_lines, fleet_table, fleet_view, verdicts_of_places
 from detsweep.analysis.matrix import cell_table
 from detsweep.analysis.searched import search_exit_code, search_lines
 from detsweep.analysis.verdicts import FAILED
@@ -68,14 +69,22 @@ def print_report(sweep: Sweep, console: Console | None = None) -> None:
         view.add_column(escape(column), justify="right" if right else "left", overflow="fold", no_wrap=not wide)
     for (_, judged), (_, row) in zip(table.iterrows(), shown.iterrows(), strict=True):
         view.add_row(*(escape(str(item)) for item in row), style=_style(judged))
-    with console.capture() as captured:
-        console.print(view)
-    console.out("\n".join(line.rstrip() for line in captured.get().splitlines()), highlight=False)
+    _print_table(console, view)
     if left_out:
         names = ", ".join(column.replace("\n", " ") for column in left_out)
         console.print(f"(in matrix.md, too wide for here: {names})", soft_wrap=True)
+    if not sweep.fleet.empty:
+        console.print()
+        _print_table(console, fleet_view(sweep))
     for line in [*campaign_lines(sweep), *failures(sweep, Path.cwd()), *summary(sweep)]:
         console.print(escape(line), soft_wrap=True)
+
+
+def _print_table(console: Console, view: Table) -> None:
+    """Print a table without the spaces that fill up its last column."""
+    with console.capture() as captured:
+        console.print(view)
+    console.out("\n".join(line.rstrip() for line in captured.get().splitlines()), highlight=False)
 
 
 def _style(row: pd.Series[Any]) -> str:
@@ -87,14 +96,11 @@ def _style(row: pd.Series[Any]) -> str:
 
 def markdown(sweep: Sweep, table: pd.DataFrame) -> Iterator[str]:
     """The lines of matrix.md."""
-    shown = _readable(table)
     yield f"# Divergence matrix: {sweep.folder.name}"
     yield ""
-    yield "| " + " | ".join(column.replace("\n", " ") for column in shown.columns) + " |"
-    yield "| " + " | ".join("---" for _ in shown.columns) + " |"
-    for _, row in shown.iterrows():
-        yield "| " + " | ".join(str(item).replace("|", "\\|") for item in row) + " |"
-    yield ""
+    yield from _markdown_table(_readable(table))
+    if not sweep.fleet.empty:
+        yield from _markdown_table(fleet_table(sweep))
     if table_of_faults := campaign_lines(sweep):
         yield from ("```", *table_of_faults, "```", "")
     yield from (f"- {line}" for line in summary(sweep) if line)
@@ -102,6 +108,14 @@ def markdown(sweep: Sweep, table: pd.DataFrame) -> Iterator[str]:
     failed = list(failures(sweep, sweep.folder))
     if failed:
         yield from ("", "## Failures", "", "```", *failed, "```")
+
+
+def _markdown_table(shown: pd.DataFrame) -> Iterator[str]:
+    yield "| " + " | ".join(column.replace("\n", " ") for column in shown.columns) + " |"
+    yield "| " + " | ".join("---" for _ in shown.columns) + " |"
+    for _, row in shown.iterrows():
+        yield "| " + " | ".join(str(item).replace("|", "\\|") for item in row) + " |"
+    yield ""
 
 
 def _checklist(sweep: Sweep) -> Iterator[str]:
@@ -149,7 +163,7 @@ def summary(sweep: Sweep) -> list[str]:
     baseline = sweep.trials[(sweep.trials["mitigation"] == "none") & (sweep.trials["fault"] == "none")]
     if len(set(sweep.trials["mitigation"]) - {""}) > 1 and set(baseline["verdict"]) == {"pass"}:
         lines.append("without mitigations nothing diverged: this sweep says nothing about what they cure")
-    lines += [*arm_lines(sweep), *mitigation_lines(sweep), *note_lines(sweep)]
+    lines += [*fleet_lines(sweep), *arm_lines(sweep), *mitigation_lines(sweep), *note_lines(sweep)]
     # A search looks for a cure, and its sets diverge on the way: no closer look at each of them.
     lines += search_lines(sweep) if sweep.search else closer_lines(sweep)
     if sweep.positive_control:
@@ -162,6 +176,7 @@ def summary(sweep: Sweep) -> list[str]:
 def exit_code(sweep: Sweep) -> int:
     """0 every cell passed; 1 something diverged; 3 nothing diverged but a cell has an error or no verdict.
 
+    A place of a fleet that is odd or undecided has diverged, one that is alone of its kind has no verdict.
     Unsupported cells do not count, but where there is no other nothing has passed: 3. Of a positive control: 0 when
     every cell is as it should be, else 1, or 3 where a cell has no verdict. Of a search: 0 where it has an answer that
     was verified, 1 where no set cures, else 3.
@@ -171,7 +186,7 @@ def exit_code(sweep: Sweep) -> int:
     if sweep.positive_control:
         judged = set(cell_table(sweep)["control"])
         return 0 if judged <= set(GOOD) else 3 if judged <= {*GOOD, "no verdict"} else 1
-    verdicts = set(map(str, sweep.trials["verdict"])) - {"unsupported"}
+    verdicts = {*map(str, sweep.trials["verdict"]), *verdicts_of_places(sweep)} - {"unsupported"}
     if "diverged" in verdicts:
         return 1
     return 0 if verdicts == {"pass"} else 3
