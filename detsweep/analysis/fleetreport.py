@@ -142,7 +142,8 @@ def _undecided(rows: list[Row], noun: str) -> str:
 
 
 def _differs_from(row: Row) -> str:
-    if missing(row["compared"]) or not row["compared"]:
+    # How many are odd stands beside none of those that are as they should be.
+    if row["verdict"] not in ("odd", "undecided"):
         return ""
     golden = f" ({row['reference']} is golden)" if row["by"] == "golden" and not missing(row["reference"]) else ""
     return f"{row['differing_from']} of {row['compared']}{golden}"

@@ -85,7 +85,9 @@ def _alike(places: Sequence[Place]) -> tuple[list[_Alike], list[Screened]]:
         try:
             digest, records = _content(_streams(members[0]))
         except FileError as error:
-            broken += [Screened(place.broken(str(error)), "error", error=str(error)) for place in members]
+            # The same bytes in each of them, each in files of its own.
+            texts = [str(error).replace(_folder(members[0]), _folder(place)) for place in members]
+            broken += [Screened(place, "error", error=text) for place, text in zip(members, texts, strict=True)]
             continue
         # Other bytes need not be other records: versions may write them otherwise.
         known = found.get(digest, _Alike((), records))
@@ -128,6 +130,11 @@ def _first(reference: Streams, other: Streams, place: Place) -> tuple[Divergence
     except ValueError as error:
         return None, str(error)
     return first, None if first else "its records are others than its configuration asks for"
+
+
+def _folder(place: Place) -> str:
+    assert place.trial is not None
+    return str(place.trial.folder)
 
 
 def _streams(place: Place) -> Streams:
