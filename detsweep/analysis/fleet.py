@@ -113,7 +113,7 @@ def _but_for_place(config: Mapping[str, Any]) -> str:
 
 def _labels(fleets: Sequence[Fleet], axes: Sequence[str]) -> list[str]:
     """What tells each fleet from the others, in the words of the command line."""
-    telling = [axis for axis in axes if axis not in (*PLACE_KEYS, "cell")]
+    telling = [axis for axis in axes if axis not in PLACE_KEYS]
     labels = []
     for fleet in fleets:
         config, overrides = fleet.typical["config"], fleet.typical["overrides"]

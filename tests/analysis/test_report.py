@@ -457,7 +457,9 @@ def _full_sweep(folder: Path, *more: str) -> Sweep:
             name: {"deterministic_algorithms": "effective"} for name in cell.config["mitigation"] if name != "none"
         }
         differs = everywhere if mixed else {}
-        write_trial(trial_of(sweep, cell), cell, differs=differs, injected=as_planned(cell), effects=became)
+        trial = trial_of(sweep, cell)
+        result = write_trial(trial, cell, differs=differs, injected=as_planned(cell), effects=became)
+        write_json(trial.result, {**result, "retries": 1})
     write_failure(trial_of(sweep, plan.cells[3]), plan.cells[3], error=ERROR)
     closer = plan.cells[2].closer()
     assert closer is not None
