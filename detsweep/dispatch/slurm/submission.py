@@ -137,6 +137,8 @@ def clear(sweep: SweepPaths, over: Sequence[Array]) -> None:
     for path in [path for path in sweep.jobs.iterdir() if path.name.partition("_")[0] in jobs]:
         if path.suffix in (".pkl", ".sh"):
             path.unlink(missing_ok=True)
+    for path in sweep.jobs.glob(".submission_file_*.sh"):
+        path.unlink(missing_ok=True)
     for array in over:
         for index, member in enumerate(array.members):
             log = sweep.job_log(array.element(index))
