@@ -50,7 +50,7 @@ def settled(trials: Trials, config: Mapping[str, Any]) -> dict[int, Mapping[str,
     for number in valid:
         folder, result = trials[number]
         try:
-            other = _streams(folder, config)
+            other = streams_of(folder, config)
         except FileError as error:
             results[number] = {**result, "verdict": "error", "error": str(error)}
             continue
@@ -96,8 +96,8 @@ def against_baseline(
     Runs that only one of them has are not compared. Raises FileError where records are missing or torn, ValueError
     where the two were fingerprinted by different algorithms.
     """
-    reference = _streams(baseline, baseline_config)
-    return cross_compare(reference, _streams(own, own_config), own_config, groups={}, aligned=False)
+    reference = streams_of(baseline, baseline_config)
+    return cross_compare(reference, streams_of(own, own_config), own_config, groups={}, aligned=False)
 
 
 def cross_compare(
@@ -122,7 +122,11 @@ def cross_compare(
     return CrossComparison(compared, tuple(found), loss_differs)
 
 
-def _streams(trial: TrialPaths, config: Mapping[str, Any]) -> dict[int, dict[tuple[int, str], Stream]]:
+def streams_of(trial: TrialPaths, config: Mapping[str, Any]) -> dict[int, dict[tuple[int, str], Stream]]:
+    """All records of a trial, by rank and then by step and run.
+
+    Raises FileError, naming the file, where records of a rank are missing or torn.
+    """
     ranks = range(config["world"]["nodes"] * config["world"]["nproc_per_node"])
     return {rank: {(stream.step, stream.run): stream for stream in read_streams(trial.records(rank))} for rank in ranks}
 

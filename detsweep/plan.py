@@ -173,8 +173,9 @@ def make_plan(points: Sequence[tuple[Sequence[str], Mapping[str, Any]]], folders
             total += 1
             _forget_moot(own)
             cell = _cell(words, own, away or (None if wrong else _unsupported(own, on)), required)
-            if cells.setdefault(cell.id, cell).config.get("launch") != own.get("launch"):
-                found[f"{cell.label}: two cells that differ in nothing but launch: a launch is no axis"] = None
+            before = cells.setdefault(cell.id, cell).config
+            if before.get("launch") != own.get("launch"):
+                found[_two_launches(before["launch"], own["launch"])] = None
     found.update(dict.fromkeys(_swept_options([config for _, config in points])))
     found.update(dict.fromkeys(_faulty_node([config for _, config in points], cells.values())))
     if not found and (against := next(iter(cells.values())).config["against"]) is not None:
@@ -197,6 +198,13 @@ def _platform(config: Mapping[str, Any], here: str) -> str:
     if launch.get("name") != "slurm":
         return here
     return str(launch.get("platform") or (here if here != "cpu" else "nvidia"))
+
+
+def _two_launches(own: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """One line on a cell that is asked for twice, to be launched in two ways."""
+    key = next(key for key in own if own[key] != other.get(key))
+    pair = f"{own[key]},{other.get(key)}"
+    return f"launch.{key}={pair}: a launch is no axis of a sweep (a name with a comma in it: launch.{key}=\"'{pair}'\")"
 
 
 def _faulty_node(configs: Iterable[Mapping[str, Any]], cells: Iterable[Cell]) -> Iterator[str]:

@@ -8,4 +8,5 @@ cd "$root"
 "$python" -m ruff check .
 "$python" -m ruff format --check .
 "$python" -m mypy
-exec "$python" -m pytest "$@"
+# Much of a test's time is spent waiting, for a launch or for the cluster; two at a time is what two cores bear.
+exec "$python" -m pytest -n "${TEST_PROCESSES:-2}" --dist loadgroup "$@"

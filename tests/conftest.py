@@ -61,6 +61,20 @@ def run_detsweep(folder: Path, *arguments: str, cwd: Path | None = None, **varia
     return Ran(folder, done.returncode, done.stdout, done.stderr)
 
 
+# Before xdist's own, which reads the groups.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests of a file stay together, as they share launches; those of the cluster too; and what is long is first."""
+
+    def group(item: pytest.Item) -> str:
+        return "cluster" if item.get_closest_marker("slurm") else item.path.name
+
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            item.add_marker(pytest.mark.xdist_group(group(item)))
+    items.sort(key=lambda item: (group(item) != "cluster", not item.path.name.startswith("test_cli")))
+
+
 @pytest.fixture
 def detsweep_folder(tmp_path: Path) -> Iterator[Driver]:
     """A command that a test starts, watches and ends itself; nothing of it outlives the test."""

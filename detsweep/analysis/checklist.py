@@ -9,8 +9,9 @@ from pathlib import Path
 from detsweep.analysis import inforce
 from detsweep.analysis.environments import differing, pinned
 from detsweep.analysis.reading import read
-from detsweep.analysis.recorded import Rank, Recorded, among, counted
+from detsweep.analysis.recorded import Rank, Recorded, among
 from detsweep.analysis.starts import Starts, starts
+from detsweep.analysis.words import counted
 
 MARKS = {"yes": "✓", "no": "✗", "partly": "~", "not known": "?"}
 """Every answer, and the sign before its line. `partly`: of some cells, trials or ranks; `not known`: of none yet."""

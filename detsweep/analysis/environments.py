@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from detsweep.analysis.recorded import Rank, counted
+from detsweep.analysis.recorded import Rank
+from detsweep.analysis.words import counted
 
 Session = Mapping[str, Any]
 _SHOWN = 7

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,12 @@ import pandas as pd
 
 from detsweep import results
 from detsweep.analysis import rows
+from detsweep.analysis.against import BASELINE_COLUMNS, baseline_rows
 from detsweep.analysis.cells import axes_of, read_cells, world_size
 from detsweep.analysis.costs import COST_COLUMNS, cost_rows
+from detsweep.analysis.fleet import FLEET_COLUMNS, FLEET_INTEGERS, fleet_rows
 from detsweep.analysis.injected import INJECTION_COLUMNS
 from detsweep.analysis.rows import NO_VERDICT, TRIAL_COLUMNS
-from detsweep.baselines import Baselines
 from detsweep.capture import SCHEMA, Stream, read_streams
 from detsweep.compare import differences
 from detsweep.paths import FileError, SweepPaths, TrialPaths, read_json
@@ -47,13 +47,16 @@ class Sweep:
     """What a sweep's folder holds.
 
     `trials`: a row for each trial that the sweep asks for; `verdict` is `none` where it has no result yet. The
-    columns named in `axes` tell the cells apart, and stand first. `divergences`: a row for each rank, step and run
+    columns named in `axes` tell the cells apart, and stand first. `nodes` are those of a cluster that it ran on, in the
+    order of their ranks; `retries` counts how often it was submitted again after a failure of the infrastructure, and
+    `requeues` how often Slurm itself started it anew. `divergences`: a row for each rank, step and run
     that differed from what it is compared with. `configs`: each cell's whole configuration by its id,
     `overrides` what the command line said of it.
     `injections`: a row for each fault that was put in. `baselines`: a row for each cell that is compared with another
     one (`against`). `drills`: what a closer look at a cell found, by the cell's id. `effects`: a row for each setting
     of a mitigation in each trial: whether it was in force, and did anything. `costs`: a row for each cell with a
-    mitigation whose cell without it is there too. `search`: what the last command's search has tried and found, None
+    mitigation whose cell without it is there too. `fleet`: a row for each place of each fleet, empty without one; see
+    detsweep.analysis.fleet. `search`: what the last command's search has tried and found, None
     without one.
     """
 
@@ -68,6 +71,7 @@ class Sweep:
     drills: Mapping[str, Drill]
     effects: pd.DataFrame
     costs: pd.DataFrame
+    fleet: pd.DataFrame
     search: Mapping[str, Any] | None
 
     @property
@@ -150,6 +154,7 @@ def load(folder: str | Path) -> Sweep:
             for parent in cell["drill_of"]:
                 divergences += rows.divergence_rows(cell, number, result, shown_as=parent)
     trials += [rows.broken_row(one, axes) for one in broken]
+    fleet = _frame(list(fleet_rows(list(shown.values()), found, axes)), FLEET_COLUMNS, FLEET_INTEGERS)
     return Sweep(
         sweep.folder,
         _trials_frame(trials, axes),
@@ -158,10 +163,11 @@ def load(folder: str | Path) -> Sweep:
         {cell["id"]: cell["config"] for cell in cells.values()},
         {cell["id"]: cell["overrides"] for cell in cells.values()},
         _frame(faults, INJECTION_COLUMNS, ("block",)),
-        _frame(_baseline_rows(shown.values(), found), rows.BASELINE_COLUMNS, ("block", "rank", "step")),
+        _frame(baseline_rows(shown.values(), found, set(fleet["cell"])), BASELINE_COLUMNS, ("block", "rank", "step")),
         {parent: _drilled(found[cell["id"]]) for cell in drills.values() for parent in cell["drill_of"]},
         _frame(effects, rows.EFFECT_COLUMNS, ()),
         _costs_frame(list(cost_rows(list(shown.values()), found))),
+        fleet,
         _searched(sweep),
     )
 
@@ -176,26 +182,6 @@ def _searched(sweep: SweepPaths) -> Mapping[str, Any] | None:
     except (FileError, KeyError, IndexError):
         return None
     return content if searching and content.get("schema") == SCHEMA else None
-
-
-def _baseline_rows(cells: Iterable[rows.Cell], found: Mapping[str, rows.Trials]) -> list[dict[str, Any]]:
-    own = list(cells)
-    pairs = [(cell["config"], cell["overrides"]) for cell in own]
-    compared = []
-    baselines = cache(lambda against: Baselines(pairs, against))
-    for place, cell in enumerate(own):
-        against = cell["config"].get("against")
-        if against is None:
-            continue
-        try:
-            baseline = baselines(against).of(pairs[place])
-        except ValueError as error:
-            compared.append({"cell": cell["id"], "error": str(error)})
-            continue
-        if baseline is not None:
-            other = own[baseline]
-            compared.append(rows.baseline_row(cell, found[cell["id"]], other, found[other["id"]]))
-    return compared
 
 
 def _drilled(trials: rows.Trials) -> Drill:
@@ -224,7 +210,8 @@ def _trial_folders(sweep: SweepPaths) -> Iterator[tuple[str, int, TrialPaths]]:
 
 
 def _trials_frame(rows: list[dict[str, Any]], axes: tuple[str, ...]) -> pd.DataFrame:
-    integers = ("first_block", "first_step", "replays", "diverged_replays", "clean_comparisons", "false_alarms")
+    integers = ("first_block", "first_step", "replays", "diverged_replays", "clean_comparisons", "false_alarms",
+                "retries", "requeues")  # fmt: skip
     frame = _frame(rows, (*axes, *(column for column in TRIAL_COLUMNS if column not in axes)), integers)
     frame["verdict"] = pd.Categorical(frame["verdict"], categories=MATRIX_VERDICTS, ordered=True)
     for column in ("step_ms", "plain_step_ms", "seconds"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -11,18 +11,15 @@ from detsweep.analysis.cells import has_key
 from detsweep.analysis.control import judge
 from detsweep.analysis.costs import cost_words
 from detsweep.analysis.frames import Sweep
+from detsweep.analysis.verdicts import FAILED, VALID, worst
+from detsweep.analysis.words import counted, describe_first, describe_place, listed, missing
 from detsweep.baselines import value_of
 from detsweep.bounds import upper_bound
 
-VALID = ("pass", "diverged")
-"""Verdicts that say something about repeating; the others are counted, but not in the rate."""
-FAILED = ("error", "timeout", "invalid")
-# The worst verdict of a cell's trials is the cell's: a divergence must not hide behind a pass, nor an error.
-WORST_FIRST = ("diverged", "error", "timeout", "invalid", "none", "pass", "unsupported")
 MATRIX_COLUMNS = (
     "verdict", "fault", "mitigation", "effect", "cost", "diverged", "errors", "replays", "upper_bound", "first",
     "cause", "closer_look", "loss", "ranks", "baseline", "differs_from_baseline", "baseline_loss", "plain_step_ms",
-    "step_ms", "error", "log_tail",
+    "step_ms", "retries", "error", "log_tail",
 )  # fmt: skip
 
 
@@ -34,16 +31,18 @@ def cell_table(sweep: Sweep) -> pd.DataFrame:
     step times with its spread; `diverged` as "diverged/valid trials"; `errors`; `replays` as "diverged/compared
     replays" of the valid trials; `upper_bound`, below which the rate per replay lies with 95% confidence when none
     diverged; the `first` divergence of the first trial that has one; `ranks`, all that diverged in any trial;
-    milliseconds of a step without and with observation (medians of the valid trials); the first `error` and the end of
-    its log. With the first divergence its `cause`; `closer_look`, what a drill found; `loss`, in how many of the
-    diverged comparisons the loss differs, or how many steps after the first divergence it does. Where cells have a
-    `baseline`: which, where the cell `differs_from_baseline` first, and whether its loss does.
+    milliseconds of a step without and with observation (medians of the valid trials); `retries`, how often its trials
+    were submitted again, or started anew by Slurm, where any was; the first `error` and the end of its log. With
+    the first divergence its `cause`; `closer_look`, what a drill found; `loss`, in how many of the diverged comparisons
+    the loss differs, or how many steps after the first divergence it does. Where cells have a `baseline`:
+    which, where the cell `differs_from_baseline` first, and whether its loss does.
     """
     rows = [_cell_row(sweep, group) for _, group in sweep.trials.groupby("cell", sort=False, dropna=False)]
     # The cell column names rows of a sweep without axes, and of a cell whose own file is broken.
     table = pd.DataFrame(rows)
     columns = [*(sweep.axes or ("slug",)), *(column for column in MATRIX_COLUMNS if column not in sweep.axes)]
-    idle = {"fault": {"none", ""}, "mitigation": {"none", ""}, "closer_look": {""}, "effect": {""}, "cost": {""}}
+    idle = {"fault": {"none", ""}, "mitigation": {"none", ""}}
+    idle |= {column: {""} for column in ("closer_look", "effect", "cost", "retries")}
     for column, nothing in idle.items():
         if column not in sweep.axes and set(table[column]) <= nothing:
             columns.remove(column)
@@ -98,11 +97,6 @@ def _axis(keys: list[tuple[Any, ...]], names: list[str]) -> pd.Index[Any] | None
     return index
 
 
-def worst(verdicts: Sequence[str]) -> str:
-    """The verdict that stands for several trials."""
-    return min(verdicts, key=WORST_FIRST.index)
-
-
 def _cell_row(sweep: Sweep, group: pd.DataFrame) -> dict[str, Any]:
     verdicts = [str(verdict) for verdict in group["verdict"]]
     valid = sum(verdict in VALID for verdict in verdicts)
@@ -122,15 +116,16 @@ def _cell_row(sweep: Sweep, group: pd.DataFrame) -> dict[str, Any]:
         "replays": f"{diverged_replays}/{replays}",
         "upper_bound": upper_bound(replays) if replays and not diverged_replays else None,
         "first": _firsts(diverged),
-        "cause": "" if diverged.empty or _missing(diverged.iloc[0]["cause"]) else str(diverged.iloc[0]["cause"]),
+        "cause": "" if diverged.empty or missing(diverged.iloc[0]["cause"]) else str(diverged.iloc[0]["cause"]),
         "closer_look": _closer_look(sweep, row["cell"]),
         "loss": ", ".join(dict.fromkeys(loss for loss in counted["loss"] if isinstance(loss, str))),
         **_baseline(sweep, row["cell"]),
-        "ranks": _listed({rank for ranks in diverged["diverged_ranks"] for rank in ranks}),
+        "ranks": listed({rank for ranks in diverged["diverged_ranks"] for rank in ranks}),
         "plain_step_ms": counted["plain_step_ms"].median(),
         "step_ms": counted["step_ms"].median(),
+        "retries": _retries(group),
         "error": str(error),
-        "log_tail": "" if _missing(log_tail) else str(log_tail),
+        "log_tail": "" if missing(log_tail) else str(log_tail),
     }
 
 
@@ -142,28 +137,10 @@ def _firsts(diverged: pd.DataFrame) -> str:
     return describe_first(diverged.iloc[0]) + more
 
 
-def describe_first(trial: Mapping[Any, Any] | pd.Series[Any]) -> str:
-    """Where a trial first diverged, as a few words: site, block, name, ranks, step and run."""
-    place = describe_place({key: trial[f"first_{key}"] for key in ("site", "block", "name", "phase", "kind")})
-    ranks = trial["first_ranks"]
-    where = f"rank{'s' if len(ranks) > 1 else ''} {_listed(ranks)}"
-    reference = str(trial["first_reference"])
-    against = f" against {reference.replace('trial', 'trial ')}" if reference.startswith("trial") else ""
-    return f"{place}, {where}, step {trial['first_step']} {trial['first_run']}{against}"
-
-
-def describe_place(record: Mapping[str, Any]) -> str:
-    """A record that differs, as a few words."""
-    site, name = record["site"], record["name"]
-    if str(site).startswith("block_"):
-        place = f"{site} of block {record['block']}"
-    else:
-        place = str(site) if name == site else f"{site} {name}"
-        # Of these the site does not say when in a step they are.
-        if site in ("op", "module", "collective_in", "collective_out", "rng", "param", "buffer", "optim"):
-            place += f" ({record['phase']})"
-    # A record that the other run does not have at this place, or has in another shape, is not one of other bits.
-    return place if record["kind"] in ("value", "tie", None) else f"{record['kind']} differs at {place}"
+def _retries(group: pd.DataFrame) -> str:
+    again, anew = int(group["retries"].sum()), int(group["requeues"].sum())
+    said = [counted(again, "retry", "retries")] if again else []
+    return ", ".join([*said, *([counted(anew, "requeue")] if anew else [])])
 
 
 def _cost(sweep: Sweep, cell: str) -> str:
@@ -186,12 +163,12 @@ def _baseline(sweep: Sweep, cell: str) -> dict[str, str]:
     if found.empty:
         return {"baseline": "", "differs_from_baseline": "", "baseline_loss": ""}
     row = found.iloc[0]
-    baseline = "" if _missing(row["baseline"]) else _label(sweep, row["baseline"])
-    if not _missing(row["error"]):
+    baseline = "" if missing(row["baseline"]) else _label(sweep, row["baseline"])
+    if not missing(row["error"]):
         return {"baseline": baseline, "differs_from_baseline": f"not compared: {row['error']}", "baseline_loss": ""}
     place = "equal"
     if not row["equal"]:
-        cause = "" if _missing(row["cause"]) else f"{row['cause']}: "
+        cause = "" if missing(row["cause"]) else f"{row['cause']}: "
         place = f"{cause}{describe_place(row)}, rank {row['rank']}, step {row['step']}"
         if not row["repeats"]:
             place += " (but one of the two does not repeat)"
@@ -208,10 +185,6 @@ def _label(sweep: Sweep, cell: str) -> str:
     return " ".join(f"{key}={value_of(config, key, overrides)}" for key in axes) or cell
 
 
-def _listed(ranks: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(ranks)))
-
-
 def _field(group: pd.DataFrame, value: str) -> Any:
     verdicts = [str(verdict) for verdict in group["verdict"]]
     special: dict[str, Callable[[], Any]] = {
@@ -222,11 +195,7 @@ def _field(group: pd.DataFrame, value: str) -> Any:
         return special[value]()
     if pd.api.types.is_numeric_dtype(group[value]):
         return group[value].median()
-    return ", ".join(dict.fromkeys(str(item) for item in group[value] if not _missing(item)))
-
-
-def _missing(item: Any) -> bool:
-    return not isinstance(item, tuple) and bool(pd.isna(item))
+    return ", ".join(dict.fromkeys(str(item) for item in group[value] if not missing(item)))
 
 
 def _constant(sweep: Sweep, key: str) -> list[Any]:

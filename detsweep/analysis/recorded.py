@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from typing import Any
 
+from detsweep.analysis.words import counted
 from detsweep.paths import TrialPaths
 
 
@@ -107,11 +108,6 @@ class Recorded:
         if silent:
             lines.append(f"incomplete in {among(silent, self.trials)}, first {silent[0].label}: {silent[0].why}")
         return lines
-
-
-def counted(number: int, noun: str) -> str:
-    """A number and its noun: 1 trial, 2 trials."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def among(some: Sized, trials: Sized) -> str:

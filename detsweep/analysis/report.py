@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,29 +16,18 @@ from detsweep.analysis.arms import arm_lines
 from detsweep.analysis.checklist import checklist, lines
 from detsweep.analysis.control import GOOD
 from detsweep.analysis.findings import campaign_lines, closer_lines, mitigation_lines, note_lines
-from detsweep.analysis.matrix import FAILED, cell_table
+from detsweep.analysis.fleetreport import fleet_lines, fleet_table, fleet_view, verdicts_of_places
+from detsweep.analysis.matrix import cell_table
 from detsweep.analysis.searched import search_exit_code, search_lines
+from detsweep.analysis.verdicts import FAILED
+from detsweep.analysis.widths import HEADERS, fit, folded
+from detsweep.analysis.words import counted
 from detsweep.bounds import upper_bound
 from detsweep.paths import SweepPaths, write_text
 
 if TYPE_CHECKING:
     from detsweep.analysis.frames import Sweep
 
-# Headers break where a terminal would otherwise need more than 100 columns; Markdown joins the lines again.
-HEADERS = {
-    "diverged": "diverged\n/valid",
-    "replays": "replays\ndiverged",
-    "upper_bound": "95%\nbound",
-    "first": "first\ndivergence",
-    "closer_look": "closer\nlook",
-    "loss": "loss\ndiffers",
-    "differs_from_baseline": "differs from\nbaseline",
-    "baseline_loss": "its\nloss",
-    "ranks": "diverged\nranks",
-    "plain_step_ms": "step\nms",
-    "step_ms": "observed\nms",
-    "slug": "cell",
-}
 # A sign before the word, so that a verdict does not hang on colour alone.
 MARKS = {
     "pass": "✓ pass",
@@ -49,14 +38,7 @@ MARKS = {
     "unsupported": "- unsupported",
     "none": "? none yet",
 }
-# These fold; the number is the least width at which they are still read.
-FOLDED = {HEADERS["first"]: 24, HEADERS["closer_look"]: 24, HEADERS["differs_from_baseline"]: 24, "error": 40}
-LONG = 80
 CHECKED_AT_ONCE = 100_000_000
-# An error's text stands below the table too.
-EXPENDABLE = ("error", *(HEADERS[name] for name in ("plain_step_ms", "step_ms", "upper_bound", "replays")), "errors",
-              *(HEADERS[name] for name in ("baseline_loss", "loss")), "baseline", HEADERS["diverged"], "cause", "cost",
-              HEADERS["closer_look"], "mitigation", "fault")  # fmt: skip
 STYLES = {"pass": "green", "diverged": "bold red", "unsupported": "dim", "none": "dim"}
 
 
@@ -81,20 +63,28 @@ def print_report(sweep: Sweep, console: Console | None = None) -> None:
     view = Table(box=None, pad_edge=False, header_style="bold")
     shown = _readable(table)
     shown = shown.drop(columns=[column for column in shown if (shown[column] == "").all()])
-    left_out = _fit(shown, console.width, kept=sweep.axes)
+    left_out = fit(shown, console.width, kept=sweep.axes)
     for column in shown.columns:
-        right, wide = column.endswith("\nms"), _folded(shown, column) is not None
+        right, wide = column.endswith("\nms"), folded(shown, column) is not None
         view.add_column(escape(column), justify="right" if right else "left", overflow="fold", no_wrap=not wide)
     for (_, judged), (_, row) in zip(table.iterrows(), shown.iterrows(), strict=True):
         view.add_row(*(escape(str(item)) for item in row), style=_style(judged))
-    with console.capture() as captured:
-        console.print(view)
-    console.out("\n".join(line.rstrip() for line in captured.get().splitlines()), highlight=False)
+    _print_table(console, view)
     if left_out:
         names = ", ".join(column.replace("\n", " ") for column in left_out)
         console.print(f"(in matrix.md, too wide for here: {names})", soft_wrap=True)
+    if not sweep.fleet.empty:
+        console.print()
+        _print_table(console, fleet_view(sweep))
     for line in [*campaign_lines(sweep), *failures(sweep, Path.cwd()), *summary(sweep)]:
         console.print(escape(line), soft_wrap=True)
+
+
+def _print_table(console: Console, view: Table) -> None:
+    """Print a table without the spaces that fill up its last column."""
+    with console.capture() as captured:
+        console.print(view)
+    console.out("\n".join(line.rstrip() for line in captured.get().splitlines()), highlight=False)
 
 
 def _style(row: pd.Series[Any]) -> str:
@@ -104,47 +94,13 @@ def _style(row: pd.Series[Any]) -> str:
     return "dim" if idle else STYLES.get(row["verdict"], "yellow")
 
 
-def _fit(shown: pd.DataFrame, width: int, *, kept: Sequence[str] = ()) -> list[str]:
-    """Drop columns in place, the least important first, until the rest fits; returns what was dropped.
-
-    Without the axes, which are `kept`, rows could not be told apart.
-    """
-    dropped = []
-    for column in [name for name in EXPENDABLE if name in shown and name not in kept]:
-        if _width(shown) <= width:
-            break
-        del shown[column]
-        dropped.append(column)
-    return dropped
-
-
-def _width(shown: pd.DataFrame) -> int:
-    def columns(name: str) -> int:
-        longest, folded = _longest(shown, name), _folded(shown, name)
-        return longest if folded is None else min(longest, folded)
-
-    return sum(columns(name) for name in shown.columns) + 2 * (len(shown.columns) - 1)
-
-
-def _longest(shown: pd.DataFrame, name: str) -> int:
-    return max(len(word) for word in [*name.split("\n"), *(str(item) for item in shown[name])])
-
-
-def _folded(shown: pd.DataFrame, name: str) -> int | None:
-    """The least width of a column that folds; None for one that does not. Long names of stacks of mitigations do."""
-    return FOLDED.get(name, LONG // 2 if _longest(shown, name) > LONG else None)
-
-
 def markdown(sweep: Sweep, table: pd.DataFrame) -> Iterator[str]:
     """The lines of matrix.md."""
-    shown = _readable(table)
     yield f"# Divergence matrix: {sweep.folder.name}"
     yield ""
-    yield "| " + " | ".join(column.replace("\n", " ") for column in shown.columns) + " |"
-    yield "| " + " | ".join("---" for _ in shown.columns) + " |"
-    for _, row in shown.iterrows():
-        yield "| " + " | ".join(str(item).replace("|", "\\|") for item in row) + " |"
-    yield ""
+    yield from _markdown_table(_readable(table))
+    if not sweep.fleet.empty:
+        yield from _markdown_table(fleet_table(sweep))
     if table_of_faults := campaign_lines(sweep):
         yield from ("```", *table_of_faults, "```", "")
     yield from (f"- {line}" for line in summary(sweep) if line)
@@ -152,6 +108,14 @@ def markdown(sweep: Sweep, table: pd.DataFrame) -> Iterator[str]:
     failed = list(failures(sweep, sweep.folder))
     if failed:
         yield from ("", "## Failures", "", "```", *failed, "```")
+
+
+def _markdown_table(shown: pd.DataFrame) -> Iterator[str]:
+    yield "| " + " | ".join(column.replace("\n", " ") for column in shown.columns) + " |"
+    yield "| " + " | ".join("---" for _ in shown.columns) + " |"
+    for _, row in shown.iterrows():
+        yield "| " + " | ".join(str(item).replace("|", "\\|") for item in row) + " |"
+    yield ""
 
 
 def _checklist(sweep: Sweep) -> Iterator[str]:
@@ -185,7 +149,7 @@ def summary(sweep: Sweep) -> list[str]:
     counts = {verdict: int((verdicts == verdict).sum()) for verdict in MARKS}
     said = ", ".join(f"{count} {verdict if verdict != 'none' else 'not reached'}" for verdict, count in counts.items()
                      if count)  # fmt: skip
-    lines = [f"{_count(len(sweep.trials), 'trial')} of {_count(sweep.trials['cell'].nunique(), 'cell')}: {said}"]
+    lines = [f"{counted(len(sweep.trials), 'trial')} of {counted(sweep.trials['cell'].nunique(), 'cell')}: {said}"]
     clean = sweep.trials[(verdicts == "pass") & (sweep.trials["fault"] == "none")]
     if len(clean) and not (verdicts[sweep.trials["fault"] == "none"] == "diverged").any():
         replays = int(clean["replays"].sum())
@@ -199,7 +163,7 @@ def summary(sweep: Sweep) -> list[str]:
     baseline = sweep.trials[(sweep.trials["mitigation"] == "none") & (sweep.trials["fault"] == "none")]
     if len(set(sweep.trials["mitigation"]) - {""}) > 1 and set(baseline["verdict"]) == {"pass"}:
         lines.append("without mitigations nothing diverged: this sweep says nothing about what they cure")
-    lines += [*arm_lines(sweep), *mitigation_lines(sweep), *note_lines(sweep)]
+    lines += [*fleet_lines(sweep), *arm_lines(sweep), *mitigation_lines(sweep), *note_lines(sweep)]
     # A search looks for a cure, and its sets diverge on the way: no closer look at each of them.
     lines += search_lines(sweep) if sweep.search else closer_lines(sweep)
     if sweep.positive_control:
@@ -212,6 +176,7 @@ def summary(sweep: Sweep) -> list[str]:
 def exit_code(sweep: Sweep) -> int:
     """0 every cell passed; 1 something diverged; 3 nothing diverged but a cell has an error or no verdict.
 
+    A place of a fleet that is odd or undecided has diverged, one that is alone of its kind has no verdict.
     Unsupported cells do not count, but where there is no other nothing has passed: 3. Of a positive control: 0 when
     every cell is as it should be, else 1, or 3 where a cell has no verdict. Of a search: 0 where it has an answer that
     was verified, 1 where no set cures, else 3.
@@ -221,7 +186,7 @@ def exit_code(sweep: Sweep) -> int:
     if sweep.positive_control:
         judged = set(cell_table(sweep)["control"])
         return 0 if judged <= set(GOOD) else 3 if judged <= {*GOOD, "no verdict"} else 1
-    verdicts = set(map(str, sweep.trials["verdict"])) - {"unsupported"}
+    verdicts = {*map(str, sweep.trials["verdict"]), *verdicts_of_places(sweep)} - {"unsupported"}
     if "diverged" in verdicts:
         return 1
     return 0 if verdicts == {"pass"} else 3
@@ -239,10 +204,6 @@ def _readable(table: pd.DataFrame) -> pd.DataFrame:
     shown["verdict"] = [MARKS[verdict] for verdict in shown["verdict"]]
     renamed: pd.DataFrame = shown.rename(columns=HEADERS)
     return renamed
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _format(value: Any, template: str) -> str:

@@ -1,4 +1,4 @@
-"""Rows of the frames, from the files of one cell: its trials, their divergences and faults, and its baseline."""
+"""Rows of the frames, from the files of one cell: its trials, their divergences and faults."""
 
 from __future__ import annotations
 
@@ -10,26 +10,23 @@ from detsweep import results
 from detsweep.analysis.cells import Broken
 from detsweep.analysis.injected import clean, injections
 from detsweep.baselines import value_of
-from detsweep.crosstrial import COMPARABLE, CrossComparison, against_baseline, settled
+from detsweep.crosstrial import COMPARABLE, settled
 from detsweep.mitigations import EFFECTS
-from detsweep.paths import CellPaths, FileError, TrialPaths
+from detsweep.paths import CellPaths, TrialPaths
 
 NO_VERDICT = "none"
 TRIAL_COLUMNS = (
     "cell", "slug", "trial", "verdict", "mitigation", "effect", "fault", "mode", "diverged_ranks", "first_site",
     "first_block", "first_name", "first_phase", "first_kind", "first_step", "first_run", "first_reference",
-    "first_ranks", "cause", "closer", "loss", "replays", "diverged_replays", "clean_comparisons", "false_alarms",
-    "error", "error_ranks", "notes", "log", "log_tail", "step_ms", "plain_step_ms", "seconds", "folder",
+    "first_ranks", "first_nodes", "cause", "closer", "loss", "replays", "diverged_replays", "clean_comparisons",
+    "false_alarms", "error", "error_ranks", "notes", "log", "log_tail", "step_ms", "plain_step_ms", "seconds", "nodes",
+    "retries", "requeues", "folder",
 )  # fmt: skip
 DIVERGENCE_COLUMNS = (
     "cell", "trial", "rank", "step", "run", "reference", "seq", "site", "block", "name", "phase", "kind", "cause",
-    "origin", "closer", "level", "fault",
+    "origin", "closer", "level", "fault", "node",
 )  # fmt: skip
 EFFECT_COLUMNS = ("cell", "trial", "mitigation", "setting", "status", "evidence")
-BASELINE_COLUMNS = (
-    "cell", "baseline", "equal", "compared", "differing", "site", "block", "name", "phase", "kind", "cause", "rank",
-    "step", "loss_equal", "repeats", "error",
-)  # fmt: skip
 
 Cell = Mapping[str, Any]
 Trials = dict[int, tuple[TrialPaths, Mapping[str, Any]]]
@@ -62,6 +59,7 @@ def described(cell: Cell, axes: tuple[str, ...]) -> dict[str, Any]:
 def trial_row(number: int, trial: TrialPaths, result: Mapping[str, Any]) -> dict[str, Any]:
     """What one trial came to."""
     first = result.get("first") or {}
+    ranks = _ranks_at(first, result)
     log = result.get("log")
     return {
         "trial": number,
@@ -70,7 +68,8 @@ def trial_row(number: int, trial: TrialPaths, result: Mapping[str, Any]) -> dict
         "diverged_ranks": tuple(result.get("diverged_ranks", ())),
         **{f"first_{key}": first.get(key) for key in ("site", "block", "name", "phase", "kind", "step", "run")},
         "first_reference": first.get("reference"),
-        "first_ranks": _ranks_at(first, result),
+        "first_ranks": ranks,
+        "first_nodes": tuple(dict.fromkeys(node for rank in ranks if (node := _node(rank, result)))),
         "cause": first.get("cause"),
         "closer": first.get("closer"),
         "loss": _loss(result.get("loss")),
@@ -84,6 +83,9 @@ def trial_row(number: int, trial: TrialPaths, result: Mapping[str, Any]) -> dict
         "step_ms": result.get("step_ms"),
         "plain_step_ms": result.get("plain_step_ms"),
         "seconds": result.get("seconds"),
+        "nodes": tuple(result.get("nodes") or ()),
+        "retries": result.get("retries"),
+        "requeues": result.get("requeues"),
         "folder": str(trial.folder),
     }
 
@@ -124,7 +126,8 @@ def divergence_rows(cell: Cell, number: int, result: Mapping[str, Any], *, shown
     config = cell["config"]
     own = {"cell": shown_as, "trial": number, "fault": config["fault"]["kind"], "level": config["observe"]["name"]}
     for rank in result.get("ranks", ()):
-        yield from ({**own, **divergence} for divergence in rank["divergences"])
+        node = _node(rank["rank"], result)
+        yield from ({**own, **divergence, "node": node} for divergence in rank["divergences"])
 
 
 def broken_row(broken: Broken, axes: tuple[str, ...]) -> dict[str, Any]:
@@ -140,36 +143,6 @@ def broken_row(broken: Broken, axes: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def baseline_row(cell: Cell, trials: Trials, baseline: Cell, its_trials: Trials) -> dict[str, Any]:
-    """How the first valid trial of a cell compares with its baseline's; the row says what is missing where one is."""
-    row: dict[str, Any] = {"cell": cell["id"], "baseline": baseline["id"]}
-    own, other = _first_valid(trials), _first_valid(its_trials)
-    if own is None or other is None:
-        return {**row, "error": "no result" if own is None else "its baseline has no result"}
-    try:
-        crossed = against_baseline(own, cell["config"], other, baseline["config"])
-    except (FileError, ValueError) as error:
-        return {**row, "error": str(error)}
-    repeats = not any(result["verdict"] == "diverged" for _, result in [*trials.values(), *its_trials.values()])
-    return {**row, **_crossed(crossed), "repeats": repeats}
-
-
-def _crossed(crossed: CrossComparison) -> dict[str, Any]:
-    first = crossed.first
-    place = {} if first is None else {key: value for key, value in first.to_json().items() if key in BASELINE_COLUMNS}
-    return {
-        **place,
-        "equal": first is None,
-        "compared": crossed.compared,
-        "differing": len({(d.step, d.run) for d in crossed.divergences}),
-        "loss_equal": crossed.loss_differs == 0,
-    }
-
-
-def _first_valid(trials: Trials) -> TrialPaths | None:
-    return next((folder for folder, result in trials.values() if result["verdict"] in COMPARABLE), None)
-
-
 def _ranks_at(first: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[int, ...]:
     """The ranks whose own first divergence is at the trial's first place: in that step and run, at that record."""
     if not first:
@@ -180,6 +153,13 @@ def _ranks_at(first: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[int,
         for rank in result.get("ranks", ())
         if any(all(divergence.get(key) == first.get(key) for key in place) for divergence in rank["divergences"])
     )
+
+
+def _node(rank: int, result: Mapping[str, Any]) -> str | None:
+    """The node that a rank is on, of a trial that names its nodes: in their order each has as many ranks."""
+    nodes = result.get("nodes") or ()
+    each = len(result.get("ranks", ())) // len(nodes) if nodes else 0
+    return str(nodes[rank // each]) if each else None
 
 
 def _loss(loss: Mapping[str, Any] | None) -> str | None:

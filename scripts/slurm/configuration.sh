@@ -92,7 +92,8 @@ SlurmctldTimeout=30
 InactiveLimit=0
 MinJobAge=300
 CompleteWait=0
-UnkillableStepTimeout=30
+# Longer than a step waits for a controller that is away: its node would else be drained ("Kill task failed").
+UnkillableStepTimeout=180
 # A node that was lost returns by itself, one that was set down stays down; with 2 it would not.
 ReturnToService=1
 JobRequeue=1

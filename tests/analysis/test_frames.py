@@ -11,10 +11,11 @@ import pytest
 
 from detsweep import load
 from detsweep.analysis import exit_code
+from detsweep.analysis.against import BASELINE_COLUMNS
 from detsweep.analysis.costs import COST_COLUMNS
 from detsweep.analysis.frames import DIFFERING_COLUMNS, Drill
 from detsweep.analysis.injected import INJECTION_COLUMNS
-from detsweep.analysis.rows import BASELINE_COLUMNS, DIVERGENCE_COLUMNS, EFFECT_COLUMNS, TRIAL_COLUMNS
+from detsweep.analysis.rows import DIVERGENCE_COLUMNS, EFFECT_COLUMNS, TRIAL_COLUMNS
 from detsweep.baselines import value_of
 from detsweep.capture import Record
 from detsweep.paths import FileError, SweepPaths, TrialPaths, read_json, write_json

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -13,7 +13,9 @@ import pandas as pd
 import pytest
 
 from detsweep import Sweep, load
-from detsweep.analysis.matrix import WORST_FIRST, cell_table, describe_first, describe_place, worst
+from detsweep.analysis.matrix import cell_table
+from detsweep.analysis.verdicts import WORST_FIRST, worst
+from detsweep.analysis.words import describe_first, describe_place
 from detsweep.bounds import upper_bound
 from detsweep.capture import SITES, Record
 from detsweep.paths import TrialPaths, read_json, write_json
@@ -323,6 +325,45 @@ def test_a_divergence_is_told_in_a_few_words(tmp_path: Path, place: int, words: 
     sweep = write_cells(tmp_path, plan)
     write_trial(trial_of(sweep, plan.cells[0]), plan.cells[0], differs={0: {(0, 2): place}})
     assert describe_first(load(tmp_path).trials.iloc[0]) == words
+
+
+def _on_nodes(folder: Path, *nodes: str, ranks: Sequence[int], **more: int) -> Sweep:
+    """A sweep of one trial of four ranks that ran on these nodes; some ranks diverged."""
+    plan = plan_of(["seed=1"], common=["world.nproc_per_node=4"])
+    sweep = write_cells(folder, plan)
+    trial = trial_of(sweep, plan.cells[0])
+    result = write_trial(trial, plan.cells[0], differs={rank: {(0, 2): BLOCK_0_POST} for rank in ranks})
+    write_json(trial.result, {**result, "nodes": list(nodes), **more})
+    return load(folder)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "words"),
+    [
+        (("n1", "n2"), [2], "rank 2 (n2)"),
+        (("n1", "n2"), [2, 3], "ranks 2, 3 (n2)"),
+        (("n1", "n2"), [0, 3], "ranks 0, 3 (n1, n2)"),
+        (("n1",), [2], "rank 2"),
+    ],
+)
+def test_a_divergence_in_a_trial_of_several_nodes_names_the_node(
+    tmp_path: Path, nodes: tuple[str, ...], ranks: list[int], words: str
+) -> None:
+    first = cell_table(_on_nodes(tmp_path, *nodes, ranks=ranks))["first"].iloc[0]
+    assert first == f"block_post of block 0, {words}, step 0 r2"
+
+
+@pytest.mark.parametrize(
+    ("again", "anew", "words"),
+    [(1, 0, "1 retry"), (2, 0, "2 retries"), (0, 1, "1 requeue"), (1, 2, "1 retry, 2 requeues")],
+)
+def test_what_was_submitted_or_started_again_says_how_often(tmp_path: Path, again: int, anew: int, words: str) -> None:
+    table = cell_table(_on_nodes(tmp_path, "n1", ranks=[], retries=again, requeues=anew))
+    assert list(table["retries"]) == [words]
+
+
+def test_without_retries_there_is_no_column_of_them(tmp_path: Path) -> None:
+    assert "retries" not in cell_table(_on_nodes(tmp_path, "n1", ranks=[], retries=0, requeues=0))
 
 
 def test_a_grid_with_holes_has_every_value_in_its_own_field(tmp_path: Path) -> None:

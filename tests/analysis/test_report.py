@@ -18,7 +18,8 @@ from detsweep import Sweep, load
 from detsweep.analysis import exit_code, print_report, write_report
 from detsweep.analysis.findings import campaign_lines, closer_lines
 from detsweep.analysis.matrix import MATRIX_COLUMNS, cell_table
-from detsweep.analysis.report import EXPENDABLE, HEADERS, MARKS, _fit, failures, markdown, summary
+from detsweep.analysis.report import MARKS, failures, markdown, summary
+from detsweep.analysis.widths import EXPENDABLE, HEADERS, fit
 from detsweep.paths import TrialPaths, write_json
 from detsweep.plan import Cell
 from detsweep.results import VERDICTS, unsupported
@@ -256,10 +257,10 @@ def _shown(*columns: str, content: str = "x" * 12) -> pd.DataFrame:
 def test_columns_are_left_out_from_the_least_important_on_until_the_rest_fits() -> None:
     columns = ["dtype", "verdict", *reversed(EXPENDABLE), HEADERS["first"], HEADERS["ranks"]]
     whole = _shown(*columns)
-    assert _fit(whole, 1000) == []
+    assert fit(whole, 1000) == []
     assert list(whole.columns) == columns
     narrow = _shown(*columns)
-    dropped = _fit(narrow, 80)
+    dropped = fit(narrow, 80)
     assert dropped == list(EXPENDABLE[: len(dropped)])
     assert 0 < len(dropped) < len(EXPENDABLE)
     assert list(narrow.columns) == [column for column in columns if column not in dropped]
@@ -268,11 +269,11 @@ def test_columns_are_left_out_from_the_least_important_on_until_the_rest_fits() 
 def test_what_diverged_and_the_axes_are_never_left_out() -> None:
     kept = ["dtype", "verdict", HEADERS["first"], HEADERS["ranks"]]
     shown = _shown(*kept, *EXPENDABLE, content="x" * 100)
-    assert _fit(shown, 10) == list(EXPENDABLE)
+    assert fit(shown, 10) == list(EXPENDABLE)
     assert list(shown.columns) == kept
     # Mitigations and faults are axes too where they vary.
     shown = _shown(*kept, *EXPENDABLE, content="x" * 100)
-    assert _fit(shown, 10, kept=("dtype", "mitigation")) == [name for name in EXPENDABLE if name != "mitigation"]
+    assert fit(shown, 10, kept=("dtype", "mitigation")) == [name for name in EXPENDABLE if name != "mitigation"]
     assert list(shown.columns) == [*kept, "mitigation"]
 
 
@@ -456,7 +457,9 @@ def _full_sweep(folder: Path, *more: str) -> Sweep:
             name: {"deterministic_algorithms": "effective"} for name in cell.config["mitigation"] if name != "none"
         }
         differs = everywhere if mixed else {}
-        write_trial(trial_of(sweep, cell), cell, differs=differs, injected=as_planned(cell), effects=became)
+        trial = trial_of(sweep, cell)
+        result = write_trial(trial, cell, differs=differs, injected=as_planned(cell), effects=became)
+        write_json(trial.result, {**result, "retries": 1})
     write_failure(trial_of(sweep, plan.cells[3]), plan.cells[3], error=ERROR)
     closer = plan.cells[2].closer()
     assert closer is not None

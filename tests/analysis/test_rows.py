@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
+from detsweep.analysis.against import BASELINE_COLUMNS, baseline_row
 from detsweep.analysis.cells import Broken
 from detsweep.analysis.rows import (
-    BASELINE_COLUMNS,
     DIVERGENCE_COLUMNS,
     EFFECT_COLUMNS,
     TRIAL_COLUMNS,
-    baseline_row,
     broken_row,
     clean_counts,
     described,
@@ -95,6 +94,10 @@ def test_a_trial_that_diverged_has_every_column(tmp_path: Path) -> None:
         "step_ms": 3.0,
         "plain_step_ms": 2.0,
         "seconds": 1.5,
+        "first_nodes": (),
+        "nodes": (),
+        "retries": None,
+        "requeues": None,
         "folder": str(trial.folder),
     }
     common = {"cell", "slug", "mitigation", "fault", "mode", "clean_comparisons", "false_alarms"}
@@ -107,6 +110,23 @@ def test_a_trial_that_failed_has_its_error_and_its_log_and_no_more() -> None:
     said = {"trial": 3, "verdict": "error", "error": "x", "error_ranks": (1,), "log": f"{TRIAL.folder}/log/a.log",
             "log_tail": "one\ntwo", "seconds": 2.0, "folder": str(TRIAL.folder)}  # fmt: skip
     assert {key: value for key, value in row.items() if value not in (None, (), "")} == said
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first", "of_divergences"),
+    [(["a", "b"], ("a", "b"), ["a", "b"]), (["a"], ("a",), ["a", "a"]), ([], (), [None, None])],
+    ids=str,
+)
+def test_what_ran_on_nodes_names_those_of_the_ranks_that_diverged(
+    tmp_path: Path, nodes: list[str], first: tuple[str, ...], of_divergences: list[str | None]
+) -> None:
+    cell = one_cell("world.nproc_per_node=4")
+    _, result = _written(tmp_path, cell, differs={1: {(0, 2): INPUT}, 2: {(0, 2): INPUT}})
+    result = {**result, "nodes": nodes, "retries": 1, "requeues": 2}
+    row = trial_row(0, TRIAL, result)
+    assert (row["nodes"], row["first_nodes"], row["retries"], row["requeues"]) == (tuple(nodes), first, 1, 2)
+    rows = divergence_rows(cell.to_json(), 0, result, shown_as=cell.id)
+    assert [one["node"] for one in rows] == of_divergences
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ class _Part:
         chosen = given[:needed] if pinned is None else given[pinned : pinned + 1]
         if len(chosen) == needed:
             return chosen, None
-        wanted = f"{needed} ranks" if pinned is None else f"GPU {pinned}"
+        wanted = str(needed) if pinned is None else f"GPU {pinned}"
         return (), f"node {self.task.name} gives the job {len(given)} GPUs, the trial needs {wanted}"
 
     def _launches(self, child: ChildEnvironment, others: Others, job: dict[str, Any]) -> Launches:

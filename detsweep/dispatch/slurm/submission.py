@@ -20,7 +20,7 @@ from detsweep.dispatch.slurm import asking
 from detsweep.dispatch.slurm.arrays import Array
 from detsweep.dispatch.slurm.node import SlurmLaunch, run_on_node
 from detsweep.environment import FOREIGN
-from detsweep.nodes import ClusterError, partitions
+from detsweep.nodes import ClusterError, nodes_of, partitions
 from detsweep.paths import SweepPaths, read_json, write_json
 from detsweep.plan import Plan
 from detsweep.resources import WARNING_S, Resources, resources_of
@@ -53,10 +53,16 @@ def check(plan: Plan) -> None:
     asked = dict.fromkeys(resources_of(cell.config) for cell in plan.cells if cell.unsupported is None)
     with clean_environment():
         for resources in list(asked)[:_CHECKED]:
-            if (refusal := asking.test(resources.words())) is not None:
+            refusal = asking.test(resources.words())
+            if refusal is not None and not _waits_for_nodes(refusal, resources):
                 asked_for = " ".join(f"{key}={value}" for key, value in resources.keys().items())
                 valid = f"; partitions: {', '.join(partitions())}" if "artition" in refusal else ""
                 raise ClusterError(f"launch=slurm: Slurm refuses: {refusal}{valid} (asked for: {asked_for})")
+
+
+def _waits_for_nodes(refusal: str, resources: Resources) -> bool:
+    """Whether a refusal may only mean that nodes are down for now: sbatch itself takes such a job, and it waits."""
+    return "not available" in refusal and any(node.away for node in nodes_of(resources.partition))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dispatch.slurm.cluster import Cluster, on_path
+from tests.dispatch.slurm.commands import Cluster, on_path
 
 
 @pytest.fixture(autouse=True)

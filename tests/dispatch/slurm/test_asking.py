@@ -9,7 +9,7 @@ import pytest
 from detsweep.dispatch.slurm import asking
 from detsweep.dispatch.slurm.asking import AwayError, Element, compressed, expand, said, transient
 from detsweep.nodes import ClusterError
-from tests.dispatch.slurm.cluster import AWAY, Cluster
+from tests.dispatch.slurm.commands import AWAY, Cluster
 
 
 @pytest.mark.parametrize(

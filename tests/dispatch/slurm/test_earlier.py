@@ -14,7 +14,7 @@ from detsweep.dispatch.slurm import Earlier, under_way
 from detsweep.dispatch.slurm.asking import AwayError
 from detsweep.dispatch.slurm.node import SlurmLaunch, run_on_node
 from detsweep.paths import SweepPaths, read_json, write_json
-from tests.dispatch.slurm.cluster import AWAY, Cluster, Driver, driver
+from tests.dispatch.slurm.commands import AWAY, Cluster, Driver, driver
 from tests.support import plan_of
 
 COMMON = ["launch=slurm"]

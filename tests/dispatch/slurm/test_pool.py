@@ -9,7 +9,7 @@ import pytest
 
 from detsweep.nodes import ClusterError
 from detsweep.paths import CellPaths, read_json, write_json
-from tests.dispatch.slurm.cluster import ASK_S, AWAY, Cluster, Driver, begin_attempt, driver
+from tests.dispatch.slurm.commands import ASK_S, AWAY, Cluster, Driver, begin_attempt, driver
 from tests.support import plan_of
 
 SLURM = ["launch=slurm"]
