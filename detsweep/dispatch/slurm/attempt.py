@@ -15,8 +15,9 @@ _DRIVER = "driver"
 
 
 def publish(attempt: TrialPaths, trial: TrialPaths) -> bool:
-    """Make an attempt that has a result the trial; False where another one has become it before."""
-    if not attempt.result.exists() or not _claimed(trial, attempt.folder.name):
+    """Make an attempt that has a result the trial; False where another one has become it before, or was begun since."""
+    # Of one that was set aside, what still lives may make the folder anew; the spec went with the rest.
+    if not attempt.result.exists() or not attempt.spec.exists() or not _claimed(trial, attempt.folder.name):
         return False
     _move(attempt, trial)
     return True
@@ -29,7 +30,8 @@ def recover(trial: TrialPaths) -> None:
     attempt = TrialPaths(trial.folder.parent / trial.claim.read_text())
     if attempt.result.exists():
         _move(attempt, trial)
-    else:
+    elif not trial.result.exists():
+        # It was not just published, between the two looks.
         trial.claim.unlink(missing_ok=True)
 
 
