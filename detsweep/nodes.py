@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 # What a node's state begins with where no job can start on it; see sinfo(1), NODE STATE CODES.
 _AWAY = ("down", "drain", "drng", "fail", "maint", "unk", "inval", "no_respond", "error", "power_down", "powered_down")
 _TIMEOUT_S = 60
+# SQUEUE_PARTITION=a, say, in a profile would hide the jobs of all others.
+_OPTIONS = ("SACCT_", "SCANCEL_", "SINFO_", "SQUEUE_")
 
 
 class ClusterError(Exception):
@@ -55,11 +58,18 @@ def _away(state: str, reason: str) -> str | None:
     return re.sub(r"\W+$", "", words) + (", not responding" if words.endswith("*") and not said else "") + said
 
 
+def plain_environment() -> dict[str, str]:
+    """The shell's variables without those that change what Slurm's commands for looking and cancelling do."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OPTIONS)}
+
+
 def _sinfo(fields: str, partition: str | None) -> list[str]:
     words = ["sinfo", "--noheader", "--Node", f"--format={fields}"]
     words += [f"--partition={partition}"] if partition else []
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S)
+        done = subprocess.run(
+            words, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S, env=plain_environment()
+        )
     except FileNotFoundError:
         raise ClusterError("launch=slurm: no sinfo on PATH: this machine cannot reach a Slurm cluster") from None
     except subprocess.CalledProcessError as error:

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from detsweep.nodes import ClusterError
+from detsweep.nodes import ClusterError, plain_environment
 
 TIMEOUT_S = 120
 _DEFAULT_ARRAY = 1001
@@ -140,7 +140,13 @@ def _run(words: list[str]) -> subprocess.CompletedProcess[str]:
     try:
         # A session of its own: a Ctrl-C is the driver's business.
         return subprocess.run(
-            words, capture_output=True, text=True, check=False, timeout=TIMEOUT_S, start_new_session=True
+            words,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TIMEOUT_S,
+            env=plain_environment(),
+            start_new_session=True,
         )
     except FileNotFoundError:
         raise ClusterError(f"launch=slurm: no {words[0]} on PATH: this machine cannot reach a Slurm cluster") from None

@@ -122,6 +122,19 @@ def test_what_gives_no_answer_is_away_and_its_words_are_kept(cluster: Cluster) -
         asking.cancel(["1"])
 
 
+def test_what_the_shell_has_for_these_commands_changes_no_answer(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"SQUEUE_PARTITION": "other", "SACCT_FORMAT": "JobID", "SCANCEL_INTERACTIVE": "1", "SINFO_SORT": "x"}
+    for name, value in {**own, "SLURM_CONF": "/etc/slurm/slurm.conf"}.items():
+        monkeypatch.setenv(name, value)
+    asking.queue()
+    asking.accounting(["1"])
+    for call in cluster.calls:
+        assert not own.keys() & call["environment"].keys()
+        assert call["environment"]["SLURM_CONF"] == "/etc/slurm/slurm.conf"
+
+
 def test_a_command_that_hangs_is_away(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "TIMEOUT_S", 0.2)
     (cluster.folder / "squeue").write_text("#!/bin/sh\nexec sleep 5\n")
