@@ -212,9 +212,10 @@ class _Part:
             timeout_min=self.launch.timeout_min if timed_out else None,
             seconds=max(one["seconds"] for one in said.values()),
         )
+        result = {**result, **self._placed(result)}
         if errors and result["verdict"] != "timeout":
             result = {**result, "verdict": "error", "error": "; ".join(dict.fromkeys(errors))}
-        return {**result, **self._placed(result), "notes": [*result.get("notes", ()), *_overruled(said)]}
+        return {**result, "notes": [*result.get("notes", ()), *_overruled(said)]}
 
     def _placed(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """The error of ranks of several nodes, with the nodes that they are on."""
