@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def main() -> int:
-    """Leaves with 0 when every trial has a result, 3 when one has none, 2 where the folder holds no sweep."""
+    """Leaves with 0 when every trial has a result, 3 when one has none, 2 where there is no sweep or nothing is done."""
     tolerate_broken_output()
     parser = Parser(prog="python -m detsweep.status", description="Where each cell of a sweep stands")
     parser.add_argument("folder", help="the sweep's folder, e.g. runs/2026-01-31/14-05-59")
@@ -59,7 +59,7 @@ def main() -> int:
             return _follow(sweep)
         earlier = _asked(sweep)
         return _cancel(earlier) if asked.cancel else show(sweep, earlier)
-    except (FileNotFoundError, FileError, ClusterError) as error:
+    except (FileNotFoundError, FileError, AwayError, ClusterError) as error:
         print(f"detsweep: {error}", file=sys.stderr)
         return NO_SWEEP
 
@@ -139,9 +139,10 @@ def _asked(sweep: SweepPaths) -> Earlier | None:
 
 
 def _cancel(earlier: Earlier | None) -> int:
-    living = [job.id for job in earlier.jobs() if job.alive] if earlier is not None else []
-    if living:
-        cancel(living)
+    if earlier is None:
+        return NO_SWEEP
+    living = [job.id for job in earlier.jobs() if job.alive]
+    cancel(living)
     print(f"cancelled: {', '.join(compressed(living))}" if living else "nothing of this sweep is with Slurm")
     return 0
 

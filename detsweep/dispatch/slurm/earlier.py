@@ -35,7 +35,7 @@ class Job:
 
 
 class Earlier:
-    """The arrays of a sweep's folder, and the last job of each trial in them.
+    """The arrays of a sweep's folder, and the last job of each trial in them; `absent`: those that Slurm never got.
 
     Raises AwayError where there are arrays and the controller does not answer, FileError where a file of theirs cannot
     be read.
@@ -44,6 +44,7 @@ class Earlier:
     def __init__(self, sweep: SweepPaths) -> None:
         self._sweep = sweep
         self._folders = sweep.cell_folders()
+        self.absent: list[Array] = []
         arrays = list(read_arrays(sweep))
         queue = asking.queue() if arrays else {}
         self.arrays = [found for array in arrays if (found := self._with_job(array, queue)) is not None]
@@ -87,7 +88,8 @@ class Earlier:
             except AwayError:
                 found = set()
         if not found:
-            self._sweep.array(array.number).unlink(missing_ok=True)
+            # Perhaps its driver lives, and is just about to submit it: whoever has the sweep's lock knows that it died.
+            self.absent.append(array)
             return None
         adopted = replace(array, job=min(found).partition("_")[0])
         adopted.write(self._sweep)

@@ -75,6 +75,8 @@ class SlurmPool:
             self._earlier = Earlier(sweep)
         except AwayError as error:
             raise ClusterError(f"launch=slurm: Slurm does not answer ({error}); nothing was started") from None
+        for array in self._earlier.absent:
+            sweep.array(array.number).unlink(missing_ok=True)
         self._number = max((array.number for array in self._earlier.arrays), default=0)
         # Not all of these need be this command's: those of other cells have no trial here.
         self._before: set[str] = set()

@@ -122,6 +122,14 @@ def test_an_array_that_never_arrived_is_submitted_anew(sweep: Driver, cluster: C
     assert [path.name for path in sweep.sweep.arrays()] == ["array00001.json"]
 
 
+def test_whoever_only_looks_forgets_no_array_that_is_just_being_submitted(sweep: Driver, cluster: Cluster) -> None:
+    _forget_the_id(sweep)
+    cluster.forget()
+    assert Earlier(sweep.sweep).arrays == []
+    assert under_way(sweep.sweep) == ""
+    assert [path.name for path in sweep.sweep.arrays()] == ["array00001.json"]
+
+
 def test_a_submission_without_an_answer_that_arrived_is_not_made_twice(
     tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

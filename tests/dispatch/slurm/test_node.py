@@ -201,22 +201,22 @@ def test_what_is_required_and_not_in_force_is_refused_before_any_launch(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("given", "ranks", "pinned", "expected"),
+    ("given", "asked", "expected"),
     [
-        (("0", "1", "2"), 2, None, (("0", "1"), None)),
-        (("4", "5"), 2, None, (("4", "5"), None)),
-        (("0",), 2, None, ((), "node node7 gives the job 1 GPUs, the trial needs 2")),
-        (("0", "1", "2"), 1, 2, (("2",), None)),
-        (("0", "1"), 1, 2, ((), "node node7 gives the job 2 GPUs, the trial needs GPU 2")),
-        ((), 1, None, ((), "node node7 gives the job 0 GPUs, the trial needs 1")),
+        (("0", "1", "2"), (2, None), (("0", "1"), None)),
+        (("4", "5"), (2, None), (("4", "5"), None)),
+        (("0",), (2, None), ((), "node node7 gives the job 1 GPUs, the trial needs 2")),
+        (("0", "1", "2"), (1, 2), (("2",), None)),
+        (("0", "1"), (1, 2), ((), "node node7 gives the job 2 GPUs, the trial needs GPU 2")),
+        ((), (1, None), ((), "node node7 gives the job 0 GPUs, the trial needs 1")),
     ],
 )
 def test_ranks_get_the_gpus_of_their_job_and_too_few_are_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Any, ranks: int, pinned: Any, expected: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Any, asked: Any, expected: Any
 ) -> None:
     monkeypatch.setattr(node_module, "visible_gpus", lambda: given)
-    part = _part(tmp_path, f"world.nproc_per_node={ranks}", device="cuda")
-    part.spec["config"]["world"]["gpu"] = pinned
+    part = _part(tmp_path, f"world.nproc_per_node={asked[0]}", device="cuda")
+    part.spec["config"]["world"]["gpu"] = asked[1]
     assert part._gpus() == expected
     part.spec["config"]["device"] = "cpu"
     assert part._gpus() == ((), None)
