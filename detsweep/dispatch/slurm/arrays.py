@@ -24,13 +24,18 @@ class Member:
 
 @dataclass(frozen=True)
 class Array:
-    """A job array, as its file has it: `job` is None until Slurm has given it an id; `width` run side by side."""
+    """A job array, as its file has it: `job` is None until Slurm has given it an id; for `lanes` see Lanes."""
 
     number: int
     name: str
     job: str | None
-    width: int
+    lanes: tuple[int, ...]
     members: tuple[Member, ...]
+
+    @property
+    def width(self) -> int:
+        """How many of its trials run side by side."""
+        return len(self.lanes)
 
     def element(self, index: int) -> str:
         """The id of one trial's job. submitit makes no array of a single one."""
@@ -40,7 +45,7 @@ class Array:
     def write(self, sweep: SweepPaths) -> None:
         """Write the file of this array, whole."""
         members = [[member.cell, member.trial, member.retry] for member in self.members]
-        content = {"name": self.name, "job": self.job, "width": self.width, "members": members}
+        content = {"name": self.name, "job": self.job, "lanes": list(self.lanes), "members": members}
         write_json(sweep.array(self.number), {"schema": SCHEMA, "number": self.number, **content})
 
 
@@ -54,7 +59,7 @@ def read_arrays(sweep: SweepPaths) -> Iterator[Array]:
         if content.get("schema") != SCHEMA:
             raise FileError(f"{path} has schema {content.get('schema')!r}, this version reads {SCHEMA}")
         members = tuple(Member(*member) for member in content["members"])
-        yield Array(content["number"], content["name"], content["job"], content["width"], members)
+        yield Array(content["number"], content["name"], content["job"], tuple(content["lanes"]), members)
 
 
 def grouped(trials: Sequence[Trial], largest: int) -> Iterator[tuple[Resources, list[Trial]]]:
@@ -65,6 +70,14 @@ def grouped(trials: Sequence[Trial], largest: int) -> Iterator[tuple[Resources, 
     for resources, members in groups.items():
         for start in range(0, len(members), largest):
             yield resources, members[start : start + largest]
+
+
+@dataclass(frozen=True)
+class Place:
+    """The lanes of an array that is to be submitted, and the arrays that it has to wait for."""
+
+    lanes: tuple[int, ...]
+    after: tuple[str, ...]
 
 
 @dataclass
@@ -79,38 +92,28 @@ class Lanes:
     """Holds `launch.max_parallel` over several arrays, without anybody who watches.
 
     Slurm throttles one array, not several. So an array gets as many lanes as it runs trials side by side, the least
-    loaded ones, and begins after the arrays that had those lanes before it.
+    loaded ones, and begins after the arrays that had those lanes before it. Which ones it has stands in its file: with
+    others, the next command would not know what waits for what.
     """
 
     def __init__(self, number: int) -> None:
         self._lanes = [_Lane() for _ in range(number)]
 
-    def take(self, trials: int, over: Callable[[str], bool], width: int | None = None) -> Place:
+    def take(self, trials: int, over: Callable[[str], bool]) -> Place:
         """Lanes for an array of so many trials; `over` says of a job id whether that array has ended."""
         for lane in self._lanes:
             if lane.array is not None and over(lane.array):
                 lane.array, lane.load = None, 0
-        chosen = sorted(self._lanes, key=lambda lane: lane.load)[: min(trials, width or trials)]
-        after = sorted({lane.array for lane in chosen if lane.array is not None}, key=int)
-        return Place(chosen, math.ceil(trials / len(chosen)), tuple(after))
+        numbers = sorted(range(len(self._lanes)), key=lambda number: self._lanes[number].load)[:trials]
+        arrays = {array for number in numbers if (array := self._lanes[number].array) is not None}
+        return Place(tuple(sorted(numbers)), tuple(sorted(arrays, key=int)))
 
-
-class Place:
-    """The lanes of an array that is to be submitted, and the arrays that it has to wait for."""
-
-    def __init__(self, lanes: list[_Lane], load: int, after: tuple[str, ...]) -> None:
-        self._lanes = lanes
-        self._load = load
-        self.after = after
-
-    @property
-    def width(self) -> int:
-        return len(self._lanes)
-
-    def given(self, job: str) -> None:
-        """The array has a job id now: its lanes are its own."""
-        for lane in self._lanes:
-            lane.array, lane.load = job, lane.load + self._load
+    def give(self, numbers: Sequence[int], trials: int, job: str) -> None:
+        """Lanes are an array's, of which so many trials have not ended."""
+        # There may have been more of them, in an earlier command.
+        chosen = [self._lanes[number] for number in {number % len(self._lanes) for number in numbers}]
+        for lane in chosen:
+            lane.array, lane.load = job, lane.load + math.ceil(trials / len(chosen))
 
 
 def key_of(trial: Trial) -> tuple[str, int]:

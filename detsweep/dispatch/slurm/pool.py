@@ -69,15 +69,19 @@ class SlurmPool:
         self._submit_at = 0.0
         self._said: set[str] = set()
         self._cancelled = False
+        self._stop_at = 0.0
         try:
             self._largest = asking.largest_array()
             self._earlier = Earlier(sweep)
         except AwayError as error:
             raise ClusterError(f"launch=slurm: Slurm does not answer ({error}); nothing was started") from None
         self._number = max((array.number for array in self._earlier.arrays), default=0)
+        # Not all of these need be this command's: those of other cells have no trial here.
+        self._before: set[str] = set()
         for array, count in self._earlier.living():
             assert array.job is not None
-            self._lanes.take(count, lambda _: False, array.width).given(array.job)
+            self._lanes.give(array.lanes, count, array.job)
+            self._before.add(array.job)
 
     @property
     def running(self) -> list[Trial]:
@@ -101,13 +105,14 @@ class SlurmPool:
         if not queue or time.monotonic() < self._submit_at:
             return []
         try:
-            taken = self._settle()
+            self._settle()
         except AwayError as error:
             self._say(f"Slurm does not answer ({error}): waiting for it; what runs goes on")
             self._submit_at = time.monotonic() + self._ask_s
             return []
-        arrived = {key_of(trial) for trial in taken}
-        waiting = [trial for trial in queue if key_of(trial) not in arrived]
+        # What arrived without an answer may stand in this queue or in the one of trials that are given again.
+        taken = [trial for trial in queue if key_of(trial) in self._jobs]
+        waiting = [trial for trial in queue if key_of(trial) not in self._jobs]
         queue.clear()
         for resources, trials in arrays.grouped(waiting, self._largest):
             try:
@@ -119,21 +124,21 @@ class SlurmPool:
                 self._submit_at = time.monotonic() + self._ask_s
                 break
             taken += trials
-        if taken:
-            jobs = asking.compressed(self._jobs[key].id for trial in taken if (key := key_of(trial)) in self._jobs)
+        if ids := [self._jobs[key].id for trial in taken if (key := key_of(trial)) in self._jobs]:
+            jobs = asking.compressed(ids)
             some = " ".join(jobs[:_NAMED]) + (f" ... ({len(jobs)} in all)" if len(jobs) > _NAMED else "")
-            count = "1 trial" if len(taken) == 1 else f"{len(taken)} trials"
+            count = "1 trial" if len(ids) == 1 else f"{len(ids)} trials"
             print(f"with Slurm: {count}, {some}")
         left = {key_of(trial) for trial in taken}
         queue.extend(trial for trial in waiting if key_of(trial) not in left)
         return taken
 
     def _submit(self, resources: Resources, trials: list[Trial]) -> None:
-        own = {job.id.partition("_")[0] for job in self._jobs.values()}
-        place = self._lanes.take(len(trials), lambda array: array not in own)
+        living = self._before | {job.id.partition("_")[0] for job in self._jobs.values()}
+        place = self._lanes.take(len(trials), lambda array: array not in living)
         members = arrays.members_of(trials, self._retried)
         self._number += 1
-        array = Array(self._number, f"{self._name}-{self._number}", None, place.width, members)
+        array = Array(self._number, f"{self._name}-{self._number}", None, place.lanes, members)
         array.write(self._sweep)
         launches = [
             SlurmLaunch(str(trial.paths.folder), float(trial.cell.config["launch"]["timeout_min"]), member.retry)
@@ -144,33 +149,32 @@ class SlurmPool:
         except AwayError:
             self._uncertain = _Uncertain(array, trials, launches, resources.time_min)
             raise
-        assert array.job is not None
-        place.given(array.job)
         self._with_slurm(array, trials)
 
     def _with_slurm(self, array: Array, trials: list[Trial]) -> None:
+        assert array.job is not None
+        self._lanes.give(array.lanes, len(trials), array.job)
         self._own.append(array)
         for index, (trial, member) in enumerate(zip(trials, array.members, strict=True)):
             self._jobs[key_of(trial)] = _Job(trial, array.element(index), member.retry)
 
-    def _settle(self) -> list[Trial]:
-        """Whether the array whose submission had no answer arrived all the same; returns its trials if so.
+    def _settle(self) -> None:
+        """See whether the array whose submission had no answer arrived all the same: its trials are with Slurm then.
 
         Raises AwayError where the controller still does not answer.
         """
         uncertain = self._uncertain
         if uncertain is None:
-            return []
+            return
         job = next((job for job, one in asking.queue().items() if one.name == uncertain.array.name), None)
         self._uncertain = None
         if job is None:
-            self._sweep.array(uncertain.array.number).unlink()
-            return []
+            self._sweep.array(uncertain.array.number).unlink(missing_ok=True)
+            return
         array = replace(uncertain.array, job=job.partition("_")[0])
         array.write(self._sweep)
         submission.restore_pickles(self._sweep, array, uncertain.launches, uncertain.time_min)
         self._with_slurm(array, uncertain.trials)
-        return uncertain.trials
 
     def finished(self) -> list[tuple[Trial, Mapping[str, Any]]]:
         """The trials that have ended since the last call, each with its result."""
@@ -200,6 +204,7 @@ class SlurmPool:
             self._say(f"Slurm does not answer ({error}): waiting for it; what runs goes on")
             return
         self._unsay("Slurm does not answer", "Slurm answers again")
+        self._before &= {job.partition("_")[0] for job, element in queue.items() if alive(element)}
         over = [job for job in self._jobs.values() if not alive(queue.get(job.id))]
         decided = [job for job in over if job.id in self._suspects]
         self._suspects = {job.id for job in over}
@@ -251,9 +256,9 @@ class SlurmPool:
         del kill
         if not self._jobs and self._uncertain is None:
             return True
-        if time.monotonic() - self._asked < _STOP_S and self._cancelled:
+        if time.monotonic() < self._stop_at:
             return False
-        self._asked = time.monotonic()
+        self._stop_at = time.monotonic() + _STOP_S
         try:
             self._settle()
             if not self._cancelled:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -29,6 +30,7 @@ PROGRAMS = ("sbatch", "srun", "squeue", "scancel", "scontrol")
 # Where to find Slurm at all is the shell's to say.
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", "SLURM_JWT")
 _CHECKED = 20
+_UNSENT = re.compile(r"[0-9a-f]{32}\.pkl|\.submission_file_[0-9a-f]{32}\.sh")
 
 
 class RefusedError(Exception):
@@ -143,8 +145,10 @@ def clear(sweep: SweepPaths, over: Sequence[Array]) -> None:
     for path in [path for path in sweep.jobs.iterdir() if path.name.partition("_")[0] in jobs]:
         if path.suffix in (".pkl", ".sh"):
             path.unlink(missing_ok=True)
-    for path in sweep.jobs.glob(".submission_file_*.sh"):
-        path.unlink(missing_ok=True)
+    # By these names submitit knows them until sbatch has given a job its id.
+    for path in sweep.jobs.iterdir():
+        if _UNSENT.fullmatch(path.name):
+            path.unlink(missing_ok=True)
     for array in over:
         for index, member in enumerate(array.members):
             log = sweep.job_log(array.element(index))
