@@ -174,8 +174,7 @@ def make_plan(points: Sequence[tuple[Sequence[str], Mapping[str, Any]]], folders
             _forget_moot(own)
             cell = _cell(words, own, away or (None if wrong else _unsupported(own, on)), required)
             before = cells.setdefault(cell.id, cell).config
-            if before.get("launch") != own.get("launch"):
-                found[_two_launches(before["launch"], own["launch"])] = None
+            found.update(dict.fromkeys(_two_launches(before, own)))
     found.update(dict.fromkeys(_swept_options([config for _, config in points])))
     found.update(dict.fromkeys(_faulty_node([config for _, config in points], cells.values())))
     if not found and (against := next(iter(cells.values())).config["against"]) is not None:
@@ -200,11 +199,14 @@ def _platform(config: Mapping[str, Any], here: str) -> str:
     return str(launch.get("platform") or (here if here != "cpu" else "nvidia"))
 
 
-def _two_launches(own: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """One line on a cell that is asked for twice, to be launched in two ways."""
-    key = next(key for key in own if own[key] != other.get(key))
-    pair = f"{own[key]},{other.get(key)}"
-    return f"launch.{key}={pair}: a launch is no axis of a sweep (a name with a comma in it: launch.{key}=\"'{pair}'\")"
+def _two_launches(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
+    """A line on a cell that is asked for twice, to be launched in two ways."""
+    own, others = one.get("launch", {}), other.get("launch", {})
+    for key in own:
+        if own[key] != others.get(key) and f"launch.{key}" not in SWEEP_WIDE:
+            pair = f"{own[key]},{others.get(key)}"
+            line = f"launch.{key}={pair}: cannot be an axis of a sweep"
+            yield f"{line} (a name with a comma in it: launch.{key}=\"'{pair}'\")"
 
 
 def _faulty_node(configs: Iterable[Mapping[str, Any]], cells: Iterable[Cell]) -> Iterator[str]:

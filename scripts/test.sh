@@ -9,4 +9,4 @@ cd "$root"
 "$python" -m ruff format --check .
 "$python" -m mypy
 # Much of a test's time is spent waiting, for a launch or for the cluster; two at a time is what two cores bear.
-exec "$python" -m pytest -n "${TEST_PROCESSES:-2}" --dist loadgroup "$@"
+exec "$python" -m pytest -n "${TEST_PROCESSES:-2}" --dist loadfile --no-loadscope-reorder "$@"

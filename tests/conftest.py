@@ -61,18 +61,24 @@ def run_detsweep(folder: Path, *arguments: str, cwd: Path | None = None, **varia
     return Ran(folder, done.returncode, done.stdout, done.stderr)
 
 
-# Before xdist's own, which reads the groups.
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of a file stay together, as they share launches; those of the cluster too; and what is long is first."""
+CLUSTER = "tests/test_cli_slurm"
 
-    def group(item: pytest.Item) -> str:
-        return "cluster" if item.get_closest_marker("slurm") else item.path.name
 
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            item.add_marker(pytest.mark.xdist_group(group(item)))
-    items.sort(key=lambda item: (group(item) != "cluster", not item.path.name.startswith("test_cli")))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long is begun first: the tests of the cluster, then those of the command line."""
+    items.sort(key=lambda item: (not item.nodeid.startswith(CLUSTER), not item.nodeid.startswith("tests/test_cli")))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of a file stay together, as they share launches; and those of all files that need the cluster."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return CLUSTER if nodeid.startswith(CLUSTER) else nodeid.partition("::")[0]
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture

@@ -27,13 +27,22 @@ def run(*command: str, cwd: Path, **variables: str) -> subprocess.CompletedProce
 
 
 # The mitigations are composed all at once by tests of their own: planning each as a cell takes a quarter of a minute.
-@pytest.mark.parametrize("group", [group for group in GROUPS if group not in ("experiment", "search", "mitigation")])
+@pytest.mark.parametrize(
+    "group", [group for group in GROUPS if group not in ("experiment", "launch", "search", "mitigation")]
+)
 def test_every_option_is_a_valid_cell(group: str, tmp_path: Path) -> None:
     options = sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
     arguments = ("-m", f"{group}={','.join(options)}", "experts=8", "mitigation_force=true", "dry_run=true")
     done = run(sys.executable, "-m", "detsweep", *arguments, *NEEDED.get(group, ()), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{len(options)} cells, ")
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (conf_dir() / "launch").glob("*.yaml")))
+def test_every_way_to_launch_is_valid(name: str, tmp_path: Path) -> None:
+    done = run(sys.executable, "-m", "detsweep", f"launch={name}", "dry_run=true", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ("sbatch --nodes=1" in done.stdout) is (name == "slurm")
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (conf_dir() / "search").glob("*.yaml")))

@@ -128,7 +128,7 @@ def test_help_is_fast_and_says_what_there_is(tmp_path: Path) -> None:
         "dtype: bf16, bf16_mixed, fp16, fp32",
         "mode: lockstep, relaunch, replay, resume, train",
         "observe: block, collective, module, off, op",
-        "experiment: cpu_costs, cpu_races, llm_determinism, self_test, three_arms",
+        "experiment: cpu_costs, cpu_races, fleet, llm_determinism, self_test, three_arms",
         "world:",
         "Exit code",
     ):
