@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def main() -> int:
-    """Leaves with 0 when every trial has a result, 3 when one has none, 2 where there is no sweep or nothing is done."""
+    """Leaves with 0 when every trial has a result, 3 when one has none, 2 where no sweep is found or Slurm is away."""
     tolerate_broken_output()
     parser = Parser(prog="python -m detsweep.status", description="Where each cell of a sweep stands")
     parser.add_argument("folder", help="the sweep's folder, e.g. runs/2026-01-31/14-05-59")

@@ -285,3 +285,31 @@ def test_threads_are_a_number(name: str, value: str, shown: str) -> None:
     expected = f"{name}={shown}: must be at least 1; use world.threads_per_rank=N"
     assert _lines(f"+env.{name}={value}") == [expected]
     assert _lines(f"+env.{name}='2'") == []
+
+
+# --- a cluster's nodes -----------------------------------------------------------------------------------------------
+
+
+def test_on_a_cluster_this_machines_gpus_limit_nothing() -> None:
+    slurm = ("launch=slurm", "device=cuda", "world.nproc_per_node=8")
+    assert _lines(*slurm, "launch.max_parallel=100") == []
+    assert _lines(*slurm, "launch.gpus_per_node=8") == []
+    assert _lines(*slurm, "launch.gpus_per_node=4") == [
+        "world.nproc_per_node=8: a rank has a GPU of its own, and launch.gpus_per_node=4"
+    ]
+
+
+def test_ranks_of_all_nodes_count() -> None:
+    two = ("launch=slurm", "world.nodes=2", "world.nproc_per_node=3")
+    assert _lines(*two, "world.shard_ranks=3") == []
+    assert _lines(*two, "world.shard_ranks=4") == [
+        "world.shard_ranks=4: must divide the 6 ranks (valid: 1, 2, 3, 6), or null for all"
+    ]
+    assert _lines(*two, "fault=bit_flip", "fault.rank=5") == []
+    assert _lines(*two, "fault=bit_flip", "fault.rank=6") == ["fault.rank=6: must be at most 5 in this cell"]
+    assert _lines("launch=slurm", "world.nodes=2", "world.nproc_per_node=1", "mode=lockstep") == []
+
+
+@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SBATCH_QOS", "PMIX_RANK", "SRUN_DEBUG"])
+def test_what_slurm_says_to_its_tasks_is_not_set_by_a_cell(name: str) -> None:
+    assert _lines(f"+env.{name}='1'") == [f"env.{name}: the launcher sets it for its ranks"]

@@ -189,6 +189,20 @@ def test_another_launchers_variables_do_not_reach_a_trial(name: str) -> None:
     assert child.removed == ({} if name.startswith("SUBMITIT_") else {name: "7"})
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("SLURM_JOB_ID", "SLURM_NODELIST", "SLURM_CPU_BIND", "SLURMD_NODENAME", "SRUN_DEBUG", "SBATCH_PARTITION"),
+        *("SALLOC_QOS", "PMI_RANK", "PMI2_SIZE", "PMIX_NAMESPACE"),
+    ],
+)
+def test_what_slurm_says_of_its_job_does_not_reach_a_trial(name: str) -> None:
+    child = _child({name: "7", "PATH": "/bin", "SLURMISH": "1"})
+    assert child.variables.keys() & {name, "PATH", "SLURMISH"} == {"PATH", "SLURMISH"}
+    # What a job has from Slurm was never the shell's; what a shell had for sbatch was.
+    assert child.removed == ({name: "7"} if name.startswith(("SBATCH_", "SALLOC_")) else {})
+
+
 @pytest.mark.parametrize("name", ["MY_RANK", "RANKING", "NOT_MASTER_ADDR"])
 def test_names_that_only_look_like_a_launchers_stay(name: str) -> None:
     assert _child({name: "7"}).variables[name] == "7"

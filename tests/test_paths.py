@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -159,3 +160,59 @@ def test_the_folders_of_cells_are_read_once_for_many(tmp_path: Path) -> None:
         assert sweep.cell("slug", cell_id, known) == sweep.cell("slug", cell_id)
     assert sweep.cell("slug", "0123456789", known).folder == tmp_path / "cells" / "a-b-0123456789"
     assert sweep.cell("slug", "ffffffffff", known).folder == tmp_path / "cells" / "slug-ffffffffff"
+
+
+# --- on a cluster ----------------------------------------------------------------------------------------------------
+
+
+def _attempt(cell: CellPaths, name: str, age: int, number: int = 0) -> Path:
+    made = cell.attempt(number, name)
+    write_json(made.spec, {"of": name})
+    os.utime(made.folder, (age, age))
+    return made.folder
+
+
+def test_attempts_come_by_age_and_are_no_trials(tmp_path: Path) -> None:
+    cell = CellPaths(tmp_path / "cell")
+    folders = [_attempt(cell, name, age) for name, age in (("9_1.0", 3000), ("10_1.1", 1000), ("10_1.0", 2000))]
+    _attempt(cell, "9_1.0", 4000, number=10)
+    assert [one.folder for one in cell.attempts(0)] == [folders[1], folders[2], folders[0]]
+    assert (cell.attempts(1), list(cell.trials())) == ([], [])
+
+
+def test_set_aside_takes_attempts_along_and_leaves_other_trials_alone(tmp_path: Path) -> None:
+    cell = CellPaths(tmp_path / "cell")
+    write_json(cell.trial(0).spec, {})
+    _attempt(cell, "7.0", 1000)
+    kept = _attempt(cell, "7.0", 1000, number=1)
+    cell.set_aside(0)
+    assert read_json(cell.folder / "superseded" / "trial0-1" / "spec.json") == {"of": "7.0"}
+    assert cell.trial(0).spec.exists()
+    assert kept.exists()
+
+
+def test_the_attempt_that_begins_keeps_its_folder(tmp_path: Path) -> None:
+    cell = CellPaths(tmp_path / "cell")
+    for name in ("7.0", "7.1", "7.2"):
+        _attempt(cell, name, 1000)
+    cell.set_attempts_aside(0, keep=cell.attempt(0, "7.2"))
+    assert [one.folder.name for one in cell.attempts(0)] == ["trial0-attempt-7.2"]
+    assert len(list((cell.folder / "superseded").iterdir())) == 2
+
+
+def test_arrays_are_files_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    sweep = SweepPaths(tmp_path)
+    assert sweep.arrays() == []
+    for number in (11, 2, 100):
+        write_json(sweep.array(number), {})
+    write_json(sweep.cluster, {})
+    assert sweep.arrays() == [sweep.array(number) for number in (2, 11, 100)]
+
+
+def test_each_node_has_files_of_its_own_and_the_first_those_of_a_trial_on_one(tmp_path: Path) -> None:
+    trial = CellPaths(tmp_path).trial(0)
+    assert (trial.exits_of(0), trial.launcher_log_of(0)) == (trial.exits, trial.launcher_log)
+    assert len({trial.exits_of(node) for node in range(3)} | {trial.launcher_log_of(node) for node in range(3)}) == 6
+    for node in range(2):
+        write_json(trial.exits_of(node), {})
+    assert trial.all_exits() == [trial.exits_of(1), trial.exits_of(0)]

@@ -9,7 +9,7 @@ import pytest
 
 from detsweep.capture import SCHEMA
 from detsweep.environment import gpu_platform, visible_gpus
-from detsweep.plan import make_plan
+from detsweep.plan import Plan, make_plan
 from detsweep.validate import problems
 from tests.support import compose, one_cell, plan_of
 
@@ -468,3 +468,74 @@ def test_a_baseline_is_looked_for_only_among_cells_with_which_nothing_is_wrong()
 )
 def test_baselines_and_drills_are_of_the_whole_sweep(one: str, other: str, line: str) -> None:
     assert _problems([one, "seed=1"], [other, "seed=2"]) == (f"{line}: cannot be an axis of a sweep",)
+
+
+# --- a cluster -------------------------------------------------------------------------------------------------------
+
+
+def _auto(*overrides: str) -> Plan:
+    return make_plan([(overrides, {**compose("launch=slurm", *overrides), "device": "auto"})])
+
+
+def test_on_a_cluster_the_device_follows_from_what_the_nodes_are_asked_for() -> None:
+    plan = _auto("launch.gpus_per_node=4")
+    assert (plan.cells[0].config["device"], plan.problems, plan.notes) == ("cuda", (), ())
+    plan = _auto()
+    assert plan.cells[0].config["device"] == "cpu"
+    assert plan.notes == ("launch=slurm without launch.gpus_per_node=N: trials run on the nodes' CPUs",)
+
+
+@without_gpu
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (("launch.platform=amd",), None),
+        (("launch.platform=nvidia",), "mitigation 'primus' is for amd, this is nvidia"),
+        ((), "mitigation 'primus' is for amd, this is nvidia"),
+    ],
+)
+def test_what_reads_the_variables_is_the_platform_of_the_nodes(overrides: tuple[str, ...], reason: str | None) -> None:
+    cell = _auto("launch.gpus_per_node=2", "mitigation=[primus]", *overrides).cells[0]
+    assert cell.unsupported == reason
+
+
+def test_trials_on_the_nodes_cpus_have_no_platform_but_that() -> None:
+    cell = one_cell("launch=slurm", "launch.platform=amd", "mitigation=[primus]")
+    assert cell.unsupported == "mitigation 'primus' is for amd, this is cpu"
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["launch=slurm", "launch.partition=high", "launch.memory_gb=4", "launch.retries=3", "launch.detach=true"],
+)
+def test_where_a_cell_is_launched_is_not_its_identity(override: str) -> None:
+    assert one_cell(*dict.fromkeys(("launch=slurm", override))).id == one_cell().id
+
+
+@pytest.mark.parametrize("overrides", [("world.nodes=2",), ("world.node=n1",)], ids=" ".join)
+def test_on_which_nodes_it_runs_is(overrides: tuple[str, ...]) -> None:
+    assert one_cell("launch=slurm", *overrides).id != one_cell("launch=slurm").id
+
+
+def test_a_launch_is_no_axis() -> None:
+    (line,) = _problems(["launch=slurm", "launch.partition=a"], ["launch=slurm", "launch.partition=b"])
+    assert line.startswith("launch.partition=a,b: cannot be an axis of a sweep")
+    # Cells that differ in more may ask for more.
+    assert _problems(["launch=slurm", "seed=1"], ["launch=slurm", "seed=2", "launch.memory_gb=9"]) == ()
+
+
+@pytest.mark.parametrize("key", ["max_parallel=1,2", "ask_s=5.0,6.0", "retries=1,2", "detach=False,True"])
+def test_how_a_sweep_is_launched_as_a_whole_is_no_axis(key: str) -> None:
+    name, _, values = key.partition("=")
+    points = [["launch=slurm", f"launch.{name}={value}", f"seed={n}"] for n, value in enumerate(values.split(","))]
+    assert _problems(*points) == (f"launch.{key}: cannot be an axis of a sweep",)
+
+
+def test_a_sweep_is_on_this_machine_or_on_a_cluster() -> None:
+    first, *_ = _problems(["launch=local", "seed=1"], ["launch=slurm", "seed=2"])
+    assert first == "launch.name=local,slurm: cannot be an axis of a sweep"
+
+
+def test_ranks_of_all_nodes_are_in_the_spec() -> None:
+    cell = one_cell("launch=slurm", "world.nodes=3", "world.nproc_per_node=2")
+    assert (cell.world_size, cell.spec(0)["world_size"]) == (6, 6)

@@ -125,8 +125,8 @@ LIMIT = "is to end it before Slurm does"
         ((SLURM, "+launch.sbatch.no-requeue=true"), "launch.sbatch.no-requeue: use launch.requeue"),
         ((SLURM, "+launch.sbatch.array=0-9"), "launch.sbatch.array: detsweep sets it itself"),
         ((SLURM, "+launch.sbatch.wait=true"), "launch.sbatch.wait: detsweep sets it itself"),
-        ((SLURM, "launch.nodelist=n1", "fleet=nodes"), ("launch.nodelist=n1: the cell has its node already (world.node, "
-         "fleet=nodes)")),
+        ((SLURM, "launch.nodelist=n1", "fleet=nodes"), ("launch.nodelist=n1: the cell has its node already "
+         "(world.node, fleet=nodes)")),
         ((SLURM, "launch.nodelist=n1", "world.node=n2"), ("launch.nodelist=n1: the cell has its node already "
          "(world.node, fleet=nodes)")),
         ((SLURM, "launch.detach=true", "launch.fail_fast=true"), ("launch.detach=true: launch.fail_fast=true needs "
@@ -140,8 +140,8 @@ LIMIT = "is to end it before Slurm does"
         ((SLURM, "world.gpu=0", "device=cpu", *ON_A_NODE[1:]), "world.gpu=0: needs device=cuda, this is cpu"),
         ((SLURM, "fleet=gpus", "device=cuda"), "world.nproc_per_node=2: fleet=gpus has one rank on each GPU; use 1"),
         ((SLURM, "fleet=nodes", "world.nodes=2"), "world.nodes=2: fleet=nodes has a cell on each node alone; use 1"),
-        ((*ON_A_NODE[::2], "world.gpu=1", "launch.max_parallel=2"), ("launch.max_parallel=2: cells that are pinned to a "
-         "GPU run one at a time; use 1")),
+        ((*ON_A_NODE[::2], "world.gpu=1", "launch.max_parallel=2"), ("launch.max_parallel=2: cells that are pinned to "
+         "a GPU run one at a time; use 1")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )  # fmt: skip

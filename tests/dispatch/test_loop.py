@@ -240,3 +240,22 @@ def test_progress_says_which_trial_ended_how_and_what_is_left(
     assert lines[2].startswith("[4/4] env.A=c trial 1: error in 0.0 s")
     assert "left" not in lines[2]
     assert lines[3] == "    rank 1: [broken]"
+
+
+def test_of_trials_that_wait_for_a_cluster_what_they_took_is_what_they_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, sweep = plan_of(["seed=1"], ["seed=2"], ["seed=3"]), SweepPaths(tmp_path)
+    trials = [Trial(cell, 0, trial_of(sweep, cell)) for cell in plan.cells]
+    with Progress(plan, left=3, width=1, queued=True) as progress:
+        for trial in trials:
+            progress.started(trial)
+        progress.finished(trials[0], {"verdict": "pass", "seconds": 7.5})
+        progress.finished(trials[1], {"verdict": "error", "error": "a node failed"})
+        progress.finished(trials[2], {"verdict": "pass", "seconds": 9.0})
+    assert capsys.readouterr().out.splitlines() == [
+        "[1/3] seed=1: pass in 7.5 s, about 15 s left",
+        "[2/3] seed=2: error, about 8 s left",
+        "    a node failed",
+        "[3/3] seed=3: pass in 9.0 s",
+    ]

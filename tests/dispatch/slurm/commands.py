@@ -43,7 +43,8 @@ def fail(text):
 
 
 def save():
-    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "state.new").write_text(json.dumps(state))
+    (folder / "state.new").replace(folder / "state.json")
 
 
 def ids(word):
@@ -111,7 +112,9 @@ class Cluster:
             path.chmod(0o755)
 
     def _write(self, **state: Any) -> None:
-        (self.folder / "state.json").write_text(json.dumps(state))
+        # Whole, as a test's other threads read it.
+        (self.folder / "state.mine").write_text(json.dumps(state))
+        (self.folder / "state.mine").replace(self.folder / "state.json")
 
     @property
     def state(self) -> dict[str, Any]:
