@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ def register() -> None:
     folder = str(Path(__file__).parent / "plugins")
     if folder not in sys.path:
         sys.path.append(folder)
-    # Hydra's own is stored while it looks for plugins, and would take the place of one that was stored before.
-    Plugins.instance()
+    ours = importlib.import_module("hydra_plugins.detsweep")
+    # Hydra's own is stored while it looks for plugins, and would take the place of one that was stored before. It looks
+    # once in a process.
+    Plugins.instance().register(ours.PointsSweeper)
     ConfigStore.instance().store(group="hydra/sweeper", name="basic", node=SweeperConf, provider="detsweep")

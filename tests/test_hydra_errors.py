@@ -35,6 +35,9 @@ def _options(group: str) -> str:
     return ", ".join(sorted(path.stem for path in (conf_dir() / group).glob("*.yaml")))
 
 
+WORLD = ("nodes", "nproc_per_node", "threads_per_rank", "shard_ranks", "node", "gpu")
+
+
 @pytest.mark.parametrize(
     ("override", "line"),
     [
@@ -42,7 +45,7 @@ def _options(group: str) -> str:
         ("mitigation=[none,typo]", f"mitigation=typo: no such option; valid: {_options('mitigation')}"),
         ("experiment=typo", f"experiment=typo: no such option; valid: {_options('experiment')}"),
         ("moe.typo=1", "moe.typo: no such key; valid: name, routing, combine, default_top_k, experts, top_k"),
-        ("world.gpus=1", "world.gpus: no such key; valid: nodes, nproc_per_node, threads_per_rank, shard_ranks"),
+        ("world.gpus=1", "world.gpus: no such key; did you mean gpu?; valid: " + ", ".join(WORLD)),
         ("seed=abc", "seed=abc: must be a whole number"),
         ("world.nproc_per_node=2.5", "world.nproc_per_node=2.5: must be a whole number"),
         ("launch.timeout_min=soon", "launch.timeout_min=soon: must be a number"),

@@ -189,7 +189,11 @@ def _on_a_terminal(width: int, *words: str) -> list[str]:
     """The lines that a command prints on a terminal of this many columns, without colours."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
-    with subprocess.Popen([*COMMAND, *words], stdout=theirs, env=_environment(TERM="xterm")) as process:
+    # A width in the environment would come before the terminal's own.
+    environment = {
+        name: value for name, value in _environment(TERM="xterm").items() if name not in ("COLUMNS", "LINES")
+    }
+    with subprocess.Popen([*COMMAND, *words], stdout=theirs, env=environment) as process:
         os.close(theirs)
         text = b""
         try:
