@@ -61,10 +61,15 @@ def largest_array() -> int:
 
 
 def cancel(jobs: Iterable[str]) -> None:
-    """Cancel jobs by their ids. Raises AwayError where the controller does not answer."""
+    """Cancel jobs by their ids. Raises AwayError where the controller does not answer.
+
+    One that it has forgotten is over, and no reason to leave the others.
+    """
     words = compressed(jobs)
     for place in range(0, len(words), _AT_ONCE):
-        _ask(["scancel", *words[place : place + _AT_ONCE]])
+        done = _run(["scancel", *words[place : place + _AT_ONCE]])
+        if done.returncode != 0 and transient(done.stderr):
+            raise AwayError(f"scancel: {said(done.stderr)}")
 
 
 def compressed(jobs: Iterable[str]) -> list[str]:

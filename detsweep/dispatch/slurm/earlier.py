@@ -91,7 +91,7 @@ class Earlier:
             # Perhaps its driver lives, and is just about to submit it: whoever has the sweep's lock knows that it died.
             self.absent.append(array)
             return None
-        adopted = replace(array, job=min(found).partition("_")[0])
+        adopted = replace(array, job=min(found, key=lambda job: int(job.partition("_")[0])).partition("_")[0])
         adopted.write(self._sweep)
         self._restore(adopted)
         return adopted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 import time
 from collections import deque
@@ -120,6 +121,7 @@ class SlurmPool:
             try:
                 self._submit(resources, trials)
             except submission.RefusedError as error:
+                self._sweep.array(self._number).unlink(missing_ok=True)
                 self._ready += [(trial, self._give(trial, Fate("error", str(error)), None)) for trial in trials]
             except AwayError as error:
                 self._say(f"{error}; it is tried again")
@@ -140,7 +142,7 @@ class SlurmPool:
         place = self._lanes.take(len(trials), lambda array: array not in living)
         members = arrays.members_of(trials, self._retried)
         self._number += 1
-        array = Array(self._number, f"{self._name}-{self._number}", None, place.lanes, members)
+        array = Array(self._number, f"{self._name}-{self._number}.{secrets.token_hex(3)}", None, place.lanes, members)
         array.write(self._sweep)
         launches = [
             SlurmLaunch(str(trial.paths.folder), float(trial.cell.config["launch"]["timeout_min"]), member.retry)
@@ -219,11 +221,13 @@ class SlurmPool:
                 continue
             element = known.get(job.id)
             end = fate(job.id, None if alive(element) else element)
-            del self._jobs[key_of(job.trial)]
-            if end.infrastructure and job.retry < self._retries:
-                self._submit_again(job, end)
-            else:
+            if not end.infrastructure or job.retry >= self._retries:
+                del self._jobs[key_of(job.trial)]
                 yield job.trial, self._give(job.trial, end, job)
+            elif attempt.claim_for_driver(job.trial.paths):
+                # Else an attempt of it publishes just now.
+                del self._jobs[key_of(job.trial)]
+                self._submit_again(job, end)
 
     def _accounting(self, jobs: list[str]) -> dict[str, Element]:
         try:

@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -77,6 +78,16 @@ def clean_environment() -> Iterator[None]:
         os.environ.update(hidden)
 
 
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Let no Ctrl-C end sbatch, which inherits this, between Slurm's taking a job and our knowing its id."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def name_of(sweep: SweepPaths) -> str:
     """The beginning of the names of this sweep's jobs, and of no other's; kept in the sweep's folder."""
     if sweep.cluster.exists():
@@ -109,13 +120,14 @@ def submit(
         dependency=f"afterany:{':'.join(after)}" if after else None,
         additional_parameters=flags,
     )
-    with clean_environment():
+    with clean_environment(), _signals_held():
         try:
             jobs = executor.map_array(run_on_node, list(launches))
         except (FailedJobError, FailedSubmissionError) as error:
-            if asking.transient(str(error)):
-                raise asking.AwayError(f"sbatch: {asking.said(str(error))}") from None
-            raise RefusedError(f"sbatch: {asking.said(str(error))}") from None
+            if "sbatch: error" in str(error) and not asking.transient(str(error)):
+                raise RefusedError(f"sbatch: {asking.said(str(error))}") from None
+            # What is no word of Slurm's refuses nothing: sbatch may have been killed after the job had arrived.
+            raise asking.AwayError(f"sbatch: {asking.said(str(error))}") from None
     submitted = replace(array, job=str(jobs[0].job_id).partition("_")[0])
     submitted.write(sweep)
     return submitted

@@ -37,7 +37,7 @@ def test_all_trials_are_one_array_whose_id_is_on_disk(
     ids = [cell.id for cell in sweep.plan.cells]
     assert (content["job"], content["lanes"]) == ("101", [0, 1, 2, 3, 4, 5])
     assert content["members"] == [[cell, number, 0] for number in range(2) for cell in ids]
-    assert content["name"] == read_json(sweep.sweep.cluster)["name"] + "-1"
+    assert content["name"].startswith(read_json(sweep.sweep.cluster)["name"] + "-1.")
     assert "with Slurm: 6 trials, 101_[0-5]" in capsys.readouterr().out
     assert len(sweep.pool.running) == 6
 
