@@ -112,7 +112,8 @@ def transient(text: str) -> bool:
 
 _PASSES = (
     r"unable to contact|socket timed out|connection (refused|reset|timed out)|connect failure|temporarily|zero bytes"
-    r"|standby|try again|not responding|MaxSubmitJob|transport endpoint|communication (connection|shutdown)|too many"
+    r"|standby|try again|not responding|configuration source|MaxSubmitJob|transport endpoint|too many"
+    r"|communication (connection|shutdown)"
 )
 
 

@@ -15,10 +15,11 @@ from detsweep import results
 from detsweep.dispatch.pools import Trial, lost
 from detsweep.dispatch.slurm import arrays, asking, attempt, submission
 from detsweep.dispatch.slurm.arrays import Array, Member, key_of
-from detsweep.dispatch.slurm.asking import AwayError, Element
+from detsweep.dispatch.slurm.asking import AwayError
 from detsweep.dispatch.slurm.earlier import Earlier, trial_of
 from detsweep.dispatch.slurm.node import SlurmLaunch
-from detsweep.dispatch.slurm.states import Fate, alive, fate
+from detsweep.dispatch.slurm.states import Fate, alive
+from detsweep.dispatch.slurm.watch import Job, Voice, Watch
 from detsweep.nodes import ClusterError
 from detsweep.paths import CellPaths, SweepPaths, write_json
 from detsweep.resources import Resources
@@ -28,15 +29,6 @@ _LOOK_S = 0.5
 _LOOK_S_PER_TRIAL = 0.001
 _STOP_S = 1.0
 _NAMED = 8
-
-
-@dataclass(frozen=True)
-class _Job:
-    """A trial that is with Slurm, the id of its job, and how often it was submitted again before."""
-
-    trial: Trial
-    id: str
-    retry: int
 
 
 @dataclass(frozen=True)
@@ -59,17 +51,18 @@ class SlurmPool:
         self.width = int(launch["max_parallel"])
         self._lanes = arrays.Lanes(self.width)
         self._name = submission.name_of(sweep)
-        self._jobs: dict[tuple[str, int], _Job] = {}
+        self._jobs: dict[tuple[str, int], Job] = {}
         self._retried: dict[tuple[str, int], int] = {}
         self._ready: list[tuple[Trial, Mapping[str, Any]]] = []
         self._again: deque[Trial] = deque()
         self._own: list[Array] = []
         self._uncertain: _Uncertain | None = None
-        self._suspects: set[str] = set()
         self._looked = self._asked = time.monotonic()
         self._submit_at = 0.0
-        self._said: set[str] = set()
+        self._voice = Voice()
+        self._watch = Watch(self._voice)
         self._cancelled = False
+        self._fits = 1
         self._stop_at = 0.0
         try:
             self._largest = asking.largest_array()
@@ -100,7 +93,7 @@ class SlurmPool:
             attempt.recover(trial.paths)
             if not trial.paths.result.exists():
                 return False
-        self._jobs[key_of(trial)] = _Job(trial, job.id, job.retry)
+        self._jobs[key_of(trial)] = Job(trial, job.id, job.retry)
         return True
 
     def launch(self, queue: deque[Trial]) -> list[Trial]:
@@ -110,7 +103,7 @@ class SlurmPool:
         try:
             self._settle()
         except AwayError as error:
-            self._say(f"Slurm does not answer ({error}): waiting for it; what runs goes on")
+            self._voice.say(f"Slurm does not answer ({error}): waiting for it; what runs goes on")
             self._submit_at = time.monotonic() + self._ask_s
             return []
         # What arrived without an answer may stand in this queue or in the one of trials that are given again.
@@ -123,10 +116,15 @@ class SlurmPool:
             except submission.RefusedError as error:
                 self._sweep.array(self._number).unlink(missing_ok=True)
                 self._ready += [(trial, self._give(trial, Fate("error", str(error)), None)) for trial in trials]
+            except submission.FullError as error:
+                self._sweep.array(self._number).unlink(missing_ok=True)
+                self._make_room(len(trials), error)
+                break
             except AwayError as error:
-                self._say(f"{error}; it is tried again")
+                self._voice.say(f"{error}; it is tried again")
                 self._submit_at = time.monotonic() + self._ask_s
                 break
+            self._fits = len(trials)
             taken += trials
         if ids := [self._jobs[key].id for trial in taken if (key := key_of(trial)) in self._jobs]:
             jobs = asking.compressed(ids)
@@ -136,6 +134,15 @@ class SlurmPool:
         left = {key_of(trial) for trial in taken}
         queue.extend(trial for trial in waiting if key_of(trial) not in left)
         return taken
+
+    def _make_room(self, trials: int, error: submission.FullError) -> None:
+        """Slurm has as many jobs of this user as it takes: next time fewer, and where not even one, later."""
+        if trials > 1:
+            self._largest = trials // 2
+            return
+        self._voice.say(f"{error}: the rest is submitted as others end")
+        self._largest = self._fits
+        self._submit_at = time.monotonic() + self._ask_s
 
     def _submit(self, resources: Resources, trials: list[Trial]) -> None:
         living = self._before | {job.id.partition("_")[0] for job in self._jobs.values()}
@@ -160,7 +167,7 @@ class SlurmPool:
         self._lanes.give(array.lanes, len(trials), array.job)
         self._own.append(array)
         for index, (trial, member) in enumerate(zip(trials, array.members, strict=True)):
-            self._jobs[key_of(trial)] = _Job(trial, array.element(index), member.retry)
+            self._jobs[key_of(trial)] = Job(trial, array.element(index), member.retry)
 
     def _settle(self) -> None:
         """See whether the array whose submission had no answer arrived all the same: its trials are with Slurm then.
@@ -201,26 +208,15 @@ class SlurmPool:
                 yield job.trial, result
 
     def _judge(self) -> Iterator[tuple[Trial, Mapping[str, Any]]]:
-        """Trials whose jobs are over without a result, as Slurm says twice: it says so too early of a requeued job."""
+        """Trials whose jobs came to an end without a result; those that infrastructure has cost are submitted again."""
         try:
             queue = asking.queue()
         except AwayError as error:
-            self._say(f"Slurm does not answer ({error}): waiting for it; what runs goes on")
+            self._voice.say(f"Slurm does not answer ({error}): waiting for it; what runs goes on")
             return
-        self._unsay("Slurm does not answer", "Slurm answers again")
+        self._voice.unsay("Slurm does not answer", "Slurm answers again")
         self._before &= {job.partition("_")[0] for job, element in queue.items() if alive(element)}
-        over = [job for job in self._jobs.values() if not alive(queue.get(job.id))]
-        decided = [job for job in over if job.id in self._suspects]
-        self._suspects = {job.id for job in over}
-        unknown = [job.id for job in decided if job.id not in queue]
-        known = {**(self._accounting(unknown) if unknown else {}), **queue}
-        for job in decided:
-            attempt.recover(job.trial.paths)
-            if job.trial.paths.result.exists():
-                # Seen at the next look.
-                continue
-            element = known.get(job.id)
-            end = fate(job.id, None if alive(element) else element)
+        for job, end in self._watch.ended(queue, list(self._jobs.values())):
             if not end.infrastructure or job.retry >= self._retries:
                 del self._jobs[key_of(job.trial)]
                 yield job.trial, self._give(job.trial, end, job)
@@ -229,14 +225,7 @@ class SlurmPool:
                 del self._jobs[key_of(job.trial)]
                 self._submit_again(job, end)
 
-    def _accounting(self, jobs: list[str]) -> dict[str, Element]:
-        try:
-            return asking.accounting(jobs)
-        except AwayError as error:
-            self._say(f"accounting cannot be asked ({error}): what the controller has forgotten counts as lost")
-            return {}
-
-    def _submit_again(self, job: _Job, end: Fate) -> None:
+    def _submit_again(self, job: Job, end: Fate) -> None:
         trial = job.trial
         number = job.retry + 1
         self._retried[key_of(trial)] = number
@@ -246,7 +235,7 @@ class SlurmPool:
         write_json(trial.paths.spec, trial.cell.spec(trial.number))
         self._again.append(trial)
 
-    def _give(self, trial: Trial, end: Fate, job: _Job | None) -> Mapping[str, Any]:
+    def _give(self, trial: Trial, end: Fate, job: Job | None) -> Mapping[str, Any]:
         """The result of a trial that left none; unless one of its attempts is just about to give it after all."""
         log = self._sweep.job_log(job.id) if job is not None else self._sweep.jobs
         begun = attempt.newest(trial.paths, trial.number) is not None
@@ -272,7 +261,7 @@ class SlurmPool:
                 self._cancelled = True
             queue = asking.queue()
         except AwayError as error:
-            self._say(f"{error}")
+            self._voice.say(f"{error}")
             return False
         return not any(alive(queue.get(job.id)) for job in self._jobs.values())
 
@@ -292,14 +281,3 @@ class SlurmPool:
 
     def _has_result(self, member: Member, folders: Mapping[str, Path]) -> bool:
         return trial_of(self._sweep, folders, member.cell, member.trial).result.exists()
-
-    def _say(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            print(f"detsweep: {text}", file=sys.stderr)
-
-    def _unsay(self, beginning: str, text: str) -> None:
-        old = {one for one in self._said if one.startswith(beginning)}
-        if old:
-            self._said -= old
-            print(f"detsweep: {text}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import secrets
@@ -9,7 +10,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,6 +37,10 @@ _UNSENT = re.compile(r"[0-9a-f]{32}\.pkl|\.submission_file_[0-9a-f]{32}\.sh")
 
 class RefusedError(Exception):
     """Slurm will not take what was submitted, now or later; the message is Slurm's."""
+
+
+class FullError(Exception):
+    """Slurm takes no more jobs of this user for now; the message is Slurm's."""
 
 
 def check(plan: Plan) -> None:
@@ -103,7 +108,7 @@ def submit(
     """Submit an array whose file is written; returns it with its job id, which is in its file by then.
 
     It begins when the arrays `after` are over. Raises AwayError where Slurm cannot take it for now (it may have
-    arrived all the same: its name tells), RefusedError where it never will.
+    arrived all the same: its name tells), FullError where it takes no more for now, RefusedError where it never will.
     """
     executor = submitit.SlurmExecutor(sweep.jobs, max_num_timeout=0, python=resources.python)
     flags = {key: value for key, value in resources.flags().items() if key not in ("nodes", "time")}
@@ -120,10 +125,13 @@ def submit(
         dependency=f"afterany:{':'.join(after)}" if after else None,
         additional_parameters=flags,
     )
-    with clean_environment(), _signals_held():
+    # What sbatch says on its standard error submitit repeats there; here it is said once, in one line.
+    with clean_environment(), _signals_held(), redirect_stderr(io.StringIO()):
         try:
             jobs = executor.map_array(run_on_node, list(launches))
         except (FailedJobError, FailedSubmissionError) as error:
+            if "MaxSubmitJob" in str(error):
+                raise FullError(f"sbatch: {asking.said(str(error))}") from None
             if "sbatch: error" in str(error) and not asking.transient(str(error)):
                 raise RefusedError(f"sbatch: {asking.said(str(error))}") from None
             # What is no word of Slurm's refuses nothing: sbatch may have been killed after the job had arrived.

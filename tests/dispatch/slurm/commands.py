@@ -75,6 +75,10 @@ elif name == "sbatch" and "--test-only" in words:
 elif name == "sbatch":
     if state["refused"]:
         fail("Batch job submission failed: " + state["refused"])
+    size = re.search(r"--array=0-(\\d+)", text)
+    waiting = sum(one["state"] in ("PENDING", "RUNNING") for one in jobs.values())
+    if waiting + (int(size[1]) + 1 if size else 1) > state["limit"]:
+        fail("Batch job submission failed: Job violates accounting/QOS policy: QOSMaxSubmitJobPerUserLimit")
     number, state["next"] = state["next"], state["next"] + 1
     called = re.search("--job-name=(.*)", text)[1]
     array = re.search(r"--array=0-(\\d+)", text)
@@ -82,6 +86,8 @@ elif name == "sbatch":
         jobs[job] = dict(name=called, state="PENDING", nodes="", detail="Priority", code="0:0", known=True)
     silent, state["silent"] = state["silent"], False
     save()
+    if silent == "killed":
+        os.kill(os.getpid(), 9)
     if silent:
         fail("Batch job submission failed: Socket timed out on send/recv operation")
     print("Submitted batch job", number)
@@ -92,9 +98,13 @@ elif name == "squeue":
 elif name == "scontrol":
     print("MaxArraySize            =", state["largest"])
 elif name == "scancel":
-    for job in [job for word in words for job in ids(word)]:
-        jobs[job]["state"] = "CANCELLED"
+    named = [job for word in words for job in ids(word)]
+    for job in named:
+        if job in jobs:
+            jobs[job]["state"] = "CANCELLED"
     save()
+    if not set(named) <= jobs.keys():
+        fail("Invalid job id specified")
 """
 
 
@@ -104,7 +114,17 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.folder.mkdir()
-        self._write(next=101, jobs={}, down="", silent=False, refused="", largest=1001, no_accounting=False, sinfo="")
+        self._write(
+            next=101,
+            jobs={},
+            down="",
+            silent=False,
+            refused="",
+            largest=1001,
+            limit=10_000,
+            no_accounting=False,
+            sinfo="",
+        )
         (folder / "calls.jsonl").touch()
         for name in PROGRAMS:
             path = folder / name
