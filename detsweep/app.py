@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -225,8 +225,17 @@ def _run(plan: Plan, sweep: SweepPaths, arguments: list[str], task: search.Task 
     return INTERRUPTED
 
 
+def again(arguments: Sequence[str], folder: str, replaced: tuple[str, ...]) -> list[str]:
+    """The arguments of a command without those that begin as `replaced`, and with the folder of its sweep."""
+    words = [word for word in arguments if not word.lstrip("+").startswith(replaced)]
+    # Beside the other overrides: Hydra does not take them on both sides of its own options.
+    overrides = [place for place, word in enumerate(words, start=1) if "=" in word and not word.startswith("-")]
+    place = overrides[-1] if overrides else len(words)
+    return [*words[:place], f"folder={folder}", *words[place:]]
+
+
 def _again(plan: Plan, arguments: list[str], *, detached: bool = True) -> str:
     """The command that goes on with this sweep."""
     replaced = ("folder=", "hydra.run.dir=", "hydra.sweep.dir=", *(() if detached else ("launch.detach=",)))
-    words = [word for word in arguments if not word.startswith(replaced)]
-    return shlex.join(["python", "-m", "detsweep", *words, f"folder={plan.options['folder']}"])
+    words = again(arguments, str(plan.options["folder"]), replaced)
+    return shlex.join(["python", "-m", "detsweep", *words])

@@ -16,6 +16,12 @@ WARNING_S = 30
 _COMMON = ("name", "max_parallel", "timeout_min", "fail_fast", "rerun")
 _OWN = ("array", "dependency", "error", "job-name", "ntasks", "ntasks-per-node", "open-mode", "output", "parsable",
         "signal", "wait", "wrap")  # fmt: skip
+_NOT_HERE = {
+    "clusters": "its jobs would be looked for on this cluster; start the command with SLURM_CLUSTERS=NAME",
+    "cluster-constraint": "its jobs would be looked for on this cluster; start the command with SLURM_CLUSTERS=NAME",
+    "hold": "nothing would ever begin; launch.detach=true leaves a sweep alone",
+    "test-only": "dry_run=true shows what sbatch is asked for",
+}
 # Parameters of sbatch for which there is a key.
 _KEYS = {
     "account": "launch.account", "constraint": "launch.constraint", "cpus-per-task":
@@ -168,14 +174,7 @@ def _slurm(config: Mapping[str, Any]) -> Iterator[str]:
             f"launch.time_min={launch['time_min']}: must be at least {shortest}: a trial's own limit, "
             f"launch.timeout_min={launch['timeout_min']:g}, is to end it before Slurm does"
         )
-    for key in launch["sbatch"]:
-        name = key.lstrip("-").replace("_", "-")
-        if name != key:
-            yield f"launch.sbatch.{key}: write {name}, as in launch.sbatch.{name}=..."
-        elif name in _OWN:
-            yield f"launch.sbatch.{key}: detsweep sets it itself"
-        elif name in _KEYS:
-            yield f"launch.sbatch.{key}: use {_KEYS[name]}"
+    yield from _sbatch(launch["sbatch"])
     if launch["nodelist"] is not None and (config["world"]["node"] is not None or config["fleet"] == "nodes"):
         yield f"launch.nodelist={launch['nodelist']}: the cell has its node already (world.node, fleet=nodes)"
     if launch["detach"] and launch["fail_fast"]:
@@ -184,3 +183,21 @@ def _slurm(config: Mapping[str, Any]) -> Iterator[str]:
         yield "launch.detach=true: drill=true looks closer once results are there; give it when you come back"
     if launch["detach"] and config["search"]["name"] != "none":
         yield f"launch.detach=true: search={config['search']['name']} decides by results what to launch; leave it on"
+
+
+def _sbatch(parameters: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in parameters.items():
+        name = key.lstrip("-").replace("_", "-")
+        if name != key:
+            yield f"launch.sbatch.{key}: write {name}, as in launch.sbatch.{name}=..."
+        elif name in _OWN:
+            yield f"launch.sbatch.{key}: detsweep sets it itself"
+        elif name in _NOT_HERE:
+            yield f"launch.sbatch.{key}: {_NOT_HERE[name]}"
+        elif name in _KEYS:
+            yield f"launch.sbatch.{key}: use {_KEYS[name]}"
+        elif longer := [one for one in (*_OWN, *_NOT_HERE, *_KEYS) if one.startswith(name)]:
+            # sbatch takes what is short for them.
+            yield f"launch.sbatch.{key}: write it out; as {longer[0]} it cannot be given here"
+        if isinstance(value, (list, dict)) or value in (None, "", False):
+            yield f"launch.sbatch.{key}={value}: must be a word, a number or true"

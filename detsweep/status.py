@@ -21,10 +21,10 @@ from detsweep.nodes import ClusterError
 from detsweep.output import tolerate_broken_output
 from detsweep.paths import CellPaths, FileError, SweepPaths, TrialPaths, read_json
 
-WAITING, RUNNING, LOST, ABSENT = "queued", "running", "lost", "not launched"
+WAITING, RUNNING, LOST, ABSENT, UNKNOWN = "queued", "running", "lost", "not launched", "not known"
 NO_SWEEP, UNFINISHED = 2, 3
 # Of these a cell shows the first that any of its trials has, when they differ.
-ORDER = (RUNNING, WAITING, LOST, ABSENT)
+ORDER = (RUNNING, WAITING, LOST, ABSENT, UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def main() -> int:
             return _follow(sweep)
         earlier = _asked(sweep)
         return _cancel(earlier) if asked.cancel else show(sweep, earlier)
-    except (FileNotFoundError, FileError, AwayError, ClusterError) as error:
+    except (OSError, FileError, AwayError, ClusterError) as error:
         print(f"detsweep: {error}", file=sys.stderr)
         return NO_SWEEP
 
@@ -103,6 +103,8 @@ def state_of(
     lock = sweep.trial_lock(cell["id"], number)
     if lock.exists() and not locks.is_free(lock):
         return State(RUNNING, f"on this machine{_progress(trial, cell)}")
+    if earlier is None:
+        return State(UNKNOWN, "Slurm cannot be asked")
     if trial.job.exists():
         return State(LOST, "its processes are gone, and left no result")
     return State(ABSENT)
@@ -149,13 +151,20 @@ def _cancel(earlier: Earlier | None) -> int:
 
 def _follow(sweep: SweepPaths) -> int:
     """Give the last command on this folder again, where it was given."""
-    session = read_json(sweep.sweep)["sessions"][-1]
-    replaced = ("folder=", "hydra.run.dir=", "hydra.sweep.dir=", "launch.detach=")
-    words = [word for word in session["arguments"] if not word.startswith(replaced)]
-    os.chdir(session["cwd"])
-    sys.argv = ["detsweep", *words, f"folder={sweep.folder}"]
+    try:
+        session = read_json(sweep.sweep)["sessions"][-1]
+        arguments, where = list(session["arguments"]), str(session["cwd"])
+    except (KeyError, IndexError, TypeError):
+        raise FileError(f"{sweep.sweep} has no command that could be given again") from None
+    try:
+        os.chdir(where)
+    except OSError as error:
+        raise FileError(f"{where}, where the command was given: {error.strerror}; give it by hand") from None
+    from detsweep.app import again
     from detsweep.app import main as sweep_main
 
+    replaced = ("folder=", "hydra.run.dir=", "hydra.sweep.dir=", "launch.detach=")
+    sys.argv = ["detsweep", *again(arguments, str(sweep.folder), replaced)]
     return sweep_main()
 
 

@@ -162,3 +162,18 @@ def test_slurms_limit_may_not_come_first(minutes: str, least: int) -> None:
     (line,) = _lines(*own, f"launch.time_min={least - 1}")
     assert line.startswith(f"launch.time_min={least - 1}: must be at least {least}: ")
     assert line.endswith(LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("+launch.sbatch.clusters=b", "its jobs would be looked for on this cluster; start the command with"),
+        ("+launch.sbatch.hold=true", "nothing would ever begin; launch.detach=true leaves a sweep alone"),
+        ("+launch.sbatch.part=x", "write it out; as partition it cannot be given here"),
+        ("+launch.sbatch.exclusive=false", "must be a word, a number or true"),
+        ("+launch.sbatch.gres=[a,b]", "must be a word, a number or true"),
+    ],
+)
+def test_a_parameter_of_sbatch_that_would_mislead_is_refused(override: str, line: str) -> None:
+    (said,) = contradictions(compose(SLURM, override))
+    assert line in said

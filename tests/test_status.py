@@ -116,7 +116,7 @@ def test_while_slurm_is_away_what_it_has_is_not_guessed(sweep: Driver, cluster: 
     code, lines, said = show(sweep.sweep.folder)
     assert code == status.UNFINISHED
     assert "Slurm cannot be asked (squeue: Unable to contact" in said
-    assert lines[:2] == ["seed=0: pass (1.5 s)", "seed=1: not launched"]
+    assert lines[:2] == ["seed=0: pass (1.5 s)", "seed=1: not known (Slurm cannot be asked)"]
     assert not any("--follow" in line for line in lines)
 
 
@@ -178,3 +178,13 @@ def test_to_follow_gives_the_last_command_again_where_it_was_given(
     monkeypatch.chdir(tmp_path)
     assert show(sweep.sweep.folder, "--follow")[0] == 1
     assert given == [(["detsweep", "-m", "seed=1,2", "launch=slurm", f"folder={sweep.sweep.folder}"], Path("/"))]
+
+
+@pytest.mark.parametrize("content", ["{}", '{"sessions": []}', '{"sessions": [7]}'])
+def test_a_sweep_without_a_command_to_give_again_is_one_line(
+    sweep: Driver, cluster: Cluster, show: Show, content: str
+) -> None:
+    sweep.sweep.sweep.write_text(content)
+    code, lines, said = show(sweep.sweep.folder, "--follow")
+    assert (code, lines) == (status.NO_SWEEP, [])
+    assert said.splitlines() == [f"detsweep: {sweep.sweep.sweep} has no command that could be given again"]

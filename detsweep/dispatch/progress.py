@@ -69,7 +69,7 @@ class Progress:
 
     def finished(self, trial: Trial, result: Mapping[str, Any]) -> None:
         """A trial ended: print which, its verdict, how long it took and about how long the rest will."""
-        seconds = time.monotonic() - self._started.pop(str(trial.paths.folder))
+        seconds = time.monotonic() - self._started.pop(str(trial.paths.folder), time.monotonic())
         if self._queued:
             seconds = float(result.get("seconds") or 0.0)
         if seconds:

@@ -35,7 +35,8 @@ def queue() -> dict[str, Element]:
     An element of an array has the id <array>_<index>. Raises AwayError where the controller does not answer.
     """
     lines = _ask(["squeue", "--me", "--noheader", "--array", "--states=all", "--format=%i|%j|%T|%N|%r"])
-    return {job: Element(*rest) for job, *rest in (line.split("|", 4) for line in lines)}
+    # A job of somebody else's making can have a name with a line break in it.
+    return {job: Element(*rest) for job, *rest in (line.split("|", 4) for line in lines) if len(rest) == 4}
 
 
 def accounting(jobs: Iterable[str], names: Iterable[str] = ()) -> dict[str, Element]:
@@ -151,7 +152,8 @@ def _run(words: list[str]) -> subprocess.CompletedProcess[str]:
             text=True,
             check=False,
             timeout=TIMEOUT_S,
-            env=plain_environment(),
+            # sacct would else shorten long lists of elements: 12_[1,3,5,...]
+            env={**plain_environment(), "SLURM_BITSTR_LEN": "0"},
             start_new_session=True,
         )
     except FileNotFoundError:

@@ -25,6 +25,7 @@ from detsweep.dispatch.slurm.meeting import Others, host, join, own_address
 from detsweep.dispatch.torchrun import Ended, Launches, Place, environment_of, stop_on_signals
 from detsweep.environment import NODE_VARIABLE, ChildEnvironment, visible_gpus
 from detsweep.mitigations import Settings, missing
+from detsweep.nodes import plain_environment
 from detsweep.paths import CellPaths, TrialPaths, read_json, write_json
 
 _SLURM_ENDS_S = 900.0
@@ -88,7 +89,7 @@ def run_on_node(launch: SlurmLaunch) -> str | None:
         result = _Part(launch, task, attempt, spec, place, stopped).run()
     if stopped.is_set():
         # Whether the job is over, or begun anew elsewhere, is Slurm's to say: leaving now would end it.
-        _wait_for_slurm(task.slurm_job)
+        _wait_for_slurm(task.job)
         return None
     if result is None:
         return None
@@ -243,7 +244,9 @@ def _wait_for_slurm(job: str) -> None:
     while time.monotonic() < deadline:
         words = ["squeue", "--noheader", f"--jobs={job}", "--format=%T"]
         try:
-            done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+            done = subprocess.run(
+                words, capture_output=True, text=True, check=False, timeout=60, env=plain_environment()
+            )
         except (OSError, subprocess.TimeoutExpired):
             done = subprocess.CompletedProcess(words, 0, "RUNNING", "")
         if done.returncode == 0 and "RUNNING" not in done.stdout:

@@ -119,6 +119,8 @@ def submit(
         time=resources.time_min,
         array_parallelism=array.width,
         signal_delay_s=WARNING_S,
+        # submitit has one of its own, which a cluster that checks them refuses.
+        wckey=None,
         stderr_to_stdout=True,
         setup=list(resources.setup) or None,
         srun_args=resources.srun_flags,
