@@ -74,6 +74,11 @@ class TrialPaths:
         return self.folder / f"node{node:03d}.json"
 
     @property
+    def failed(self) -> Path:
+        """There as soon as torchrun has failed on any node of a trial on a cluster."""
+        return self.folder / ".failed"
+
+    @property
     def meeting(self) -> Path:
         """Where the nodes of a trial meet: address and ports, written by the first of them when all may start."""
         return self.folder / "meeting.json"

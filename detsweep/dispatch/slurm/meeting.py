@@ -63,7 +63,8 @@ class Others:
         now = time.monotonic()
         if self._numbers and now - self._looked > 1.0:
             self._looked = now
-            if self._failed_at is None and any(said.get("returncode") for said in self._said().values()):
+            # One file for all: each node's own would be a thousand looks a second on a thousand nodes.
+            if self._failed_at is None and self._attempt.failed.exists():
                 self._failed_at = now
         return self._failed_at is not None and now - self._failed_at > FAILED_ELSEWHERE_S
 

@@ -77,10 +77,7 @@ def run_on_node(launch: SlurmLaunch) -> str | None:
     spec, cell = read_json(trial.spec), CellPaths(trial.folder.parent)
     attempt = cell.attempt(spec["trial"], f"{task.job}.{task.restart}")
     if task.number == 0:
-        cell.set_attempts_aside(spec["trial"], keep=attempt)
-        attempt.folder.mkdir(exist_ok=True)
-        shutil.copyfile(trial.spec, attempt.spec)
-        place: Place | None = host(attempt, task.hosts, task.slurm_job, spec)
+        place: Place | None = _begin(cell, trial, attempt, task, spec)
     else:
         nodes, limit_s = len(task.hosts), launch.timeout_min * 60
         place = join(attempt, trial, node=task.number, nodes=nodes, stopped=stopped, limit_s=limit_s)
@@ -96,6 +93,18 @@ def run_on_node(launch: SlurmLaunch) -> str | None:
     write_json(attempt.result, result)
     attempts.publish(attempt, trial)
     return str(result["verdict"])
+
+
+def _begin(cell: CellPaths, trial: TrialPaths, attempt: TrialPaths, task: Task, spec: Mapping[str, Any]) -> Place:
+    """Begin an attempt on the first node; where that fails the others, who wait for it, are told to leave."""
+    cell.set_attempts_aside(spec["trial"], keep=attempt)
+    attempt.folder.mkdir(exist_ok=True)
+    try:
+        shutil.copyfile(trial.spec, attempt.spec)
+        return host(attempt, task.hosts, task.slurm_job, spec)
+    except OSError as error:
+        write_json(attempt.node(0), {"schema": SCHEMA, "node": 0, "name": task.name, "error": str(error)})
+        raise
 
 
 @dataclass(frozen=True)
@@ -122,6 +131,8 @@ class _Part:
             ended = self._launches(child, others, job).run(self.launch.timeout_min)
         own = {"error": error, **asdict(ended), **self._node(child)}
         write_json(self.attempt.node(self.place.node), own)
+        if ended.returncode != 0 and not ended.stopped:
+            self.attempt.failed.touch()
         if self.place.node > 0 or ended.stopped:
             return None
         said = {0: own, **others.wait(self.stopped)}

@@ -60,7 +60,12 @@ def check(plan: Plan) -> None:
     with clean_environment():
         for resources in list(asked)[:_CHECKED]:
             refusal = asking.test(resources.words())
-            if refusal is not None and not _waits_for_nodes(refusal, resources):
+            if refusal is not None and _waits_for_nodes(refusal, resources):
+                print(
+                    f"detsweep: note: nodes are down, and Slurm says: {refusal}; submitted all the same",
+                    file=sys.stderr,
+                )
+            elif refusal is not None:
                 asked_for = " ".join(f"{key}={value}" for key, value in resources.keys().items())
                 valid = f"; partitions: {', '.join(partitions())}" if "artition" in refusal else ""
                 raise ClusterError(f"launch=slurm: Slurm refuses: {refusal}{valid} (asked for: {asked_for})")
