@@ -108,6 +108,18 @@ def raw_bits(scalar: Tensor) -> Tensor:
     return own.view(INTEGER_OF_WIDTH[own.element_size()]).to(torch.int64)
 
 
+def host_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor in host memory, in row-major order: in place where they lie so, else of a copy.
+
+    To be read at once: the memory is the tensor's, and goes with it.
+    """
+    own = local(tensor)
+    own = own if own.is_contiguous() else own.contiguous()
+    view = memoryview(_memory(own)).cast("B")
+    # Of a copy nobody else keeps the memory alive.
+    return view if own.data_ptr() == tensor.data_ptr() else memoryview(bytes(view))
+
+
 def collect(digests: Sequence[Digest]) -> list[int]:
     """All digests as Python integers, with one transfer from each device on which any still lie."""
     on_device: dict[torch.device, list[Tensor]] = {}

@@ -113,6 +113,11 @@ class TrialPaths:
         """What mode `resume` saves in its middle, and removes when all was equal."""
         return self.folder / "checkpoint"
 
+    @property
+    def recording(self) -> RecordingPaths:
+        """What mode `record` keeps: collectives with their payloads, and snapshots."""
+        return RecordingPaths(self.folder / "recording")
+
     def rank_result(self, rank: int) -> Path:
         return self.folder / f"rank{rank:03d}.result.json"
 
@@ -121,6 +126,62 @@ class TrialPaths:
 
     def progress(self, rank: int) -> Path:
         return self.folder / f"rank{rank:03d}.progress"
+
+
+@dataclass(frozen=True)
+class RecordingPaths:
+    """The files of a recording: of a trial, or of a program of one's own."""
+
+    folder: Path
+
+    @property
+    def about(self) -> Path:
+        """Format, versions, configuration and how many ranks there are."""
+        return self.folder / "recording.json"
+
+    def rank(self, rank: int) -> RankRecordingPaths:
+        return RankRecordingPaths(self.folder / f"rank{rank:03d}")
+
+    def records(self, rank: int) -> Path:
+        """The fingerprints of a program of one's own; those of a trial lie with the trial."""
+        return self.folder / f"rank{rank:03d}.jsonl"
+
+    def replay(self, rank: int) -> Path:
+        """What came out of the last replay of a rank."""
+        return self.folder / f"replay-rank{rank:03d}.json"
+
+
+@dataclass(frozen=True)
+class RankRecordingPaths:
+    """The files of one rank's recording, three for each step at most."""
+
+    folder: Path
+
+    def log(self, step: int) -> Path:
+        return self.folder / f"step{step:06d}.jsonl"
+
+    def payload(self, step: int) -> Path:
+        return self.folder / f"step{step:06d}.bin"
+
+    def snapshot(self, step: int) -> Path:
+        """The state at the start of a step."""
+        return self.folder / f"step{step:06d}.safetensors"
+
+    @property
+    def end(self) -> Path:
+        """How the recording of this rank ended, and how much was written."""
+        return self.folder / "end.json"
+
+    def logs(self) -> list[int]:
+        """The steps that have a log, in order."""
+        return self._steps("jsonl")
+
+    def snapshots(self) -> list[int]:
+        return self._steps("safetensors")
+
+    def _steps(self, kind: str) -> list[int]:
+        names = (re.fullmatch(rf"step(\d+)\.{kind}", path.name) for path in self.folder.glob(f"step*.{kind}"))
+        return sorted(int(name[1]) for name in names if name)
 
 
 @dataclass(frozen=True)
@@ -252,11 +313,16 @@ class SweepPaths:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all: to a temporary name in the same folder, then renamed."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
     except BaseException:

@@ -14,6 +14,7 @@ _PLAIN = (Tensor, nn.Parameter)
 COLLECTIVES = ("c10d", "_c10d_functional")
 # Of the same namespaces, and yet nothing that goes from rank to rank.
 NO_COLLECTIVE = ("wait_tensor", "_wrap_tensor_autograd")
+POINT_TO_POINT = ("send", "recv_", "recv_any_source_")
 # Memory that holds whatever was there before, and changes of a tensor's description only.
 _NOTHING_COMPUTED = frozenset({
     "aten.empty", "aten.empty_like", "aten.empty_strided", "aten.empty_permuted", "aten.new_empty",
@@ -104,6 +105,17 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
             yield from tensors_in(value)
 
 
+def is_real(values: Any) -> bool:
+    """Whether all tensors in nested lists and tuples have bits, or there are none at all: those of a barrier."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if type(value) not in _PLAIN or value.device.type == "meta":
+                return False
+        elif isinstance(value, (list, tuple)) and not is_real(value):
+            return False
+    return True
+
+
 def operator_of(func: Any) -> str:
     return str(func).split(".")[1]
 
@@ -119,7 +131,7 @@ def delivered_by(func: Any, args: tuple[Any, ...], writes: int | None, result: A
             return []
         return [torch.ops._c10d_functional.wait_tensor(tensor) for tensor in tensors_in([result])]
     boxed = result[-1] if isinstance(result, (list, tuple)) else result
-    if isinstance(boxed, torch.ScriptObject):
+    if writes is not None and isinstance(boxed, torch.ScriptObject):
         dist.Work.unbox(boxed).wait()
     return list(tensors_in([args[writes]])) if writes is not None else []
 

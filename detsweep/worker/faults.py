@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from detsweep.fingerprints import local
 from detsweep.injections import Injection, ledger
+from detsweep.worker.collectives import FAULT
 from detsweep.worker.corruptions import PLANTED, corrupt, corrupted
 from detsweep.worker.model import RepeatedBlockModel
 from detsweep.worker.observe import Observer
@@ -58,7 +59,10 @@ class Faults:
         self._kept: dict[tuple[str, int], Tensor] = {}
         self._model: RepeatedBlockModel | None = None
         self._inside: int | None = None
-        self._mode = FaultMode(self._strike_operator, lambda: self._inside, lambda: observer.looking)
+        self._mode = FaultMode(
+            self._strike_operator, lambda: self._inside, lambda: observer.looking, observer.collectives.deliveries
+        )
+        self._collectives = observer.collectives
         self.struck: list[Struck] = []
 
     def attach(self, model: RepeatedBlockModel) -> None:
@@ -129,7 +133,7 @@ class Faults:
     def dispatched(self) -> Iterator[None]:
         """Faults in operators and collectives strike while the step runs inside this context."""
         if any(injection.site in ("op", "collective_out") for injection in self._ledger):
-            with self._mode:
+            with self._mode, self._collectives.layer(FAULT, self._mode.collective):
                 yield
         else:
             yield

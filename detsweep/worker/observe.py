@@ -11,11 +11,11 @@ from torch import Tensor
 
 from detsweep.capture import Record, Stream
 from detsweep.fingerprints import Digest, collect, combine, local, xxh3
-from detsweep.worker.collectives import CollectiveHooks
+from detsweep.worker.collectives import OBSERVER, Collectives
 from detsweep.worker.model import RepeatedBlockModel
-from detsweep.worker.operators import OperatorMode
+from detsweep.worker.operators import CollectiveLayer, OperatorMode
 from detsweep.worker.progress import Progress
-from detsweep.worker.tracing import ModuleHooks
+from detsweep.worker.tracing import ROOT, ModuleHooks
 
 
 class Observer:
@@ -37,6 +37,7 @@ class Observer:
         checksum: str,
         fingerprint: Callable[[Tensor], Digest],
         progress: Progress,
+        collectives: Collectives | None = None,
         compiled: bool = False,
     ) -> None:
         self._model = model
@@ -48,6 +49,8 @@ class Observer:
         self._pending: list[tuple[str, str, int | None, str, tuple[int, ...], Digest, str, Digest | None]] = []
         self._nonfinite: list[tuple[str, Tensor]] = []
         self._unseen = 0
+        self._hooks: ModuleHooks | None = None
+        self.collectives = Collectives() if collectives is None else collectives
         self.phase = "before"
         self.groups: dict[str, tuple[int, ...]] = {}
         self.issued: Counter[str] = Counter()
@@ -110,11 +113,21 @@ class Observer:
             if self.level != "off":
                 hooks = ModuleHooks(self._model, self, self._progress, submodules=self.level in ("module", "op"))
                 stack.enter_context(hooks)
-                if self.level == "collective":
-                    stack.enter_context(CollectiveHooks(self, hooks.position))
-                elif self.level == "op":
+                self._hooks = hooks
+                stack.callback(self._unhooked)
+                if self.level in ("collective", "op"):
+                    layer = CollectiveLayer(self, hooks.position, self.collectives.deliveries)
+                    stack.enter_context(self.collectives.layer(OBSERVER, layer))
+                if self.level == "op":
                     stack.enter_context(OperatorMode(self, hooks.position))
             yield
+
+    def position(self) -> tuple[str, str]:
+        """The module in whose course execution is, and the phase; the whole model where nothing is hooked."""
+        return (ROOT, self.phase) if self._hooks is None else self._hooks.position()
+
+    def _unhooked(self) -> None:
+        self._hooks = None
 
     def finish(self, *, rank: int, step: int, run: str) -> Stream:
         """The stream of the run that just ended; the next one starts empty. Waits for the device."""

@@ -12,9 +12,10 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from detsweep.causes import collective_name
+from detsweep.worker.deliveries import Deliveries
 from detsweep.worker.dispatched import (
     COLLECTIVES,
-    NO_COLLECTIVE,
+    POINT_TO_POINT,
     Signature,
     delivered_by,
     group_of,
@@ -26,11 +27,12 @@ from detsweep.worker.dispatched import (
 from detsweep.worker.tracing import block_of
 
 if TYPE_CHECKING:
+    from detsweep.worker.collectives import Call
     from detsweep.worker.observe import Observer
 
 
 class OperatorMode(TorchDispatchMode):
-    """Records every collective, and every ATen operator that computes, forward and backward.
+    """Records every ATen operator that computes, forward and backward; collectives go through a layer of their own.
 
     `position` says in which module's course, and in which phase, an operator is called.
     """
@@ -51,11 +53,7 @@ class OperatorMode(TorchDispatchMode):
         if types or not self._observer.looking:
             # Other kinds of tensors have no bits: with fake ones DTensor finds out what shape a result will have.
             return func(*args, **kwargs)
-        return (self._collective if func.namespace in COLLECTIVES else self._operator)(func, args, kwargs)
-
-    def collective(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Call a collective and record it, where the observer looks."""
-        return self._collective(func, args, kwargs) if self._observer.looking else func(*args, **kwargs)
+        return func(*args, **kwargs) if func.namespace in COLLECTIVES else self._operator(func, args, kwargs)
 
     def _operator(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         signature = self._signatures.get(func)
@@ -79,10 +77,23 @@ class OperatorMode(TorchDispatchMode):
             )
         return result
 
-    def _collective(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+
+class CollectiveLayer:
+    """Records every collective, with digests of what it is given and of what it delivers.
+
+    `deliveries`: where it is told of those for which it must not wait at once.
+    """
+
+    def __init__(self, observer: Observer, position: Callable[[], tuple[str, str]], deliveries: Deliveries) -> None:
+        self._observer = observer
+        self._position = position
+        self._deliveries = deliveries
+
+    def __call__(self, func: Any, args: tuple[Any, ...], go_on: Call) -> Any:
+        """Go on with a collective, and record it where the observer looks."""
+        if not self._observer.looking:
+            return go_on()
         operator = operator_of(func)
-        if operator in NO_COLLECTIVE:
-            return func(*args, **kwargs)
         module, phase = self._position()
         group, members = group_of(args)
         if members is not None:
@@ -94,9 +105,16 @@ class OperatorMode(TorchDispatchMode):
         sent = list(tensors_in([args[reads]])) if reads is not None else []
         if sent:
             self._record_side("collective_in", name, sent, module, phase)
-        result = func(*args, **kwargs)
-        if delivered := delivered_by(func, args, writes, result):
-            self._record_side("collective_out", name, delivered, module, phase)
+        result = go_on()
+
+        def delivered(tensors: list[Tensor]) -> None:
+            if tensors:
+                self._record_side("collective_out", name, tensors, module, phase)
+
+        if operator in POINT_TO_POINT:
+            # The peer may be waiting for what this rank sends next.
+            return self._deliveries.watch(func, args, result, delivered)
+        delivered(delivered_by(func, args, writes, result))
         return result
 
     def _record_side(self, site: str, name: str, tensors: list[Tensor], module: str, phase: str) -> None:

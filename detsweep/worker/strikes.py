@@ -7,14 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch._C._distributed_c10d import FakeWork
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from detsweep.causes import collective_name
+from detsweep.worker.collectives import Call
+from detsweep.worker.deliveries import Deliveries, DoneWork, with_work
 from detsweep.worker.dispatched import (
     COLLECTIVES,
-    NO_COLLECTIVE,
+    POINT_TO_POINT,
     delivered_by,
     group_of,
     operator_of,
@@ -36,11 +37,13 @@ class FaultMode(TorchDispatchMode):
         strike: Callable[[str, int, int | None, Tensor, str], bool],
         inside: Callable[[], int | None],
         looking: Callable[[], bool],
+        deliveries: Deliveries,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._strike = strike
         self._inside = inside
         self._looking = looking
+        self._deliveries = deliveries
         self._counts: Counter[int | None] = Counter()
         self._previous: Counter[int | None] = Counter()
         self._issued: Counter[str] = Counter()
@@ -59,19 +62,27 @@ class FaultMode(TorchDispatchMode):
         if types or not self._looking():
             return result
         if func.namespace in COLLECTIVES:
-            if operator_of(func) in NO_COLLECTIVE:
-                return result
-            group = group_of(args)[0]
-            name = collective_name(f"{func.namespace}.{operator_of(func)}", self._issued[group], group)
-            self._issued[group] += 1
-            delivered = delivered_by(func, args, sides(func)[0], result)[:1]
-            if delivered and self._show("collective_out", None, delivered[0], name) and func.namespace == "c10d":
-                # gloo copies a reduce-scatter's result with each wait, and the caller waits again: it gets a work
-                # that is done. Of such only torch's own fake collectives have one to give.
-                done = FakeWork().boxed()
-                return (*result[:-1], done) if isinstance(result, (list, tuple)) else done
-        elif (block := self._inside()) is not None and _is_computed(func, result):
+            return result
+        if (block := self._inside()) is not None and _is_computed(func, result):
             self._show("op", block, result, signature_of(func).name)
+        return result
+
+    def collective(self, func: Any, args: tuple[Any, ...], go_on: Call) -> Any:
+        """The layer of collectives: lowest of all, so that what a fault left is what was delivered."""
+        result = go_on()
+        if not self._looking():
+            return result
+        group = group_of(args)[0]
+        name = collective_name(f"{func.namespace}.{operator_of(func)}", self._issued[group], group)
+        self._issued[group] += 1
+        if operator_of(func) in POINT_TO_POINT:
+            # To wait for one here could mean to wait for ever.
+            return result
+        delivered = delivered_by(func, args, sides(func)[0], result)[:1]
+        if delivered and self._show("collective_out", None, delivered[0], name) and func.namespace == "c10d":
+            # gloo copies a reduce-scatter's result with each wait, and the caller waits again: it gets a work that is
+            # done.
+            return with_work(result, self._deliveries.kept(DoneWork()))
         return result
 
     def _show(self, site: str, block: int | None, tensor: Tensor, name: str) -> bool:

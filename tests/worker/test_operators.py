@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ from torch import Tensor
 
 from detsweep.capture import Record
 from detsweep.fingerprints import combine, xxh3
-from detsweep.worker.collectives import CollectiveHooks
+from detsweep.worker.collectives import FAULT, OBSERVER, Collectives
 from detsweep.worker.dispatched import signature_of, tensors_in
 from detsweep.worker.model import build
 from detsweep.worker.observe import Observer
-from detsweep.worker.operators import OperatorMode
+from detsweep.worker.operators import CollectiveLayer, OperatorMode
 from detsweep.worker.progress import Progress
 from detsweep.worker.strikes import FaultMode
 from tests.support import compose, one_rank
@@ -41,9 +42,17 @@ def observer(tmp_path: Path) -> Observer:
     return Observer(model, level="op", checksum="xxh3", fingerprint=xxh3, progress=progress)
 
 
-def _mode(observer: Observer, *, operators: bool = True) -> OperatorMode | CollectiveHooks:
-    kind = OperatorMode if operators else CollectiveHooks
-    return kind(observer, lambda: (MODULE, "forward"))
+@contextmanager
+def _mode(observer: Observer, *, operators: bool = True) -> Iterator[None]:
+    def position() -> tuple[str, str]:
+        return MODULE, "forward"
+
+    with ExitStack() as stack:
+        collectives = observer.collectives
+        stack.enter_context(collectives.layer(OBSERVER, CollectiveLayer(observer, position, collectives.deliveries)))
+        if operators:
+            stack.enter_context(OperatorMode(observer, position))
+        yield
 
 
 def _recorded(observer: Observer, call: Callable[[], object], *, operators: bool = True) -> tuple[Record, ...]:
@@ -411,8 +420,10 @@ def _struck_at(number: int, shown: list[Shown], site: str = "op") -> Strike:
     return strike
 
 
-def _fault_mode(strike: Strike, block: int | None = 0, looking: bool = True) -> FaultMode:
-    mode = FaultMode(strike, lambda: block, lambda: looking)
+def _fault_mode(
+    strike: Strike, block: int | None = 0, looking: bool = True, collectives: Collectives | None = None
+) -> FaultMode:
+    mode = FaultMode(strike, lambda: block, lambda: looking, (collectives or Collectives()).deliveries)
     mode.begin()
     return mode
 
@@ -478,7 +489,8 @@ def test_a_fault_strikes_what_the_collective_of_its_number_delivers(
             if work is not None:
                 work.wait()
 
-    with _fault_mode(_struck_at(1, shown, "collective_out"), None):
+    mode = _fault_mode(_struck_at(1, shown, "collective_out"), None, collectives=observer.collectives)
+    with mode, observer.collectives.layer(FAULT, mode.collective):
         records = _recorded(observer, both, operators=False)
     assert torch.equal(outs[0], own)
     assert outs[1].tolist() == [0.0] * 4

@@ -1,0 +1,144 @@
+"""What a collective brings, at the moment at which the program that issued it may look at it, and no earlier.
+
+Whoever waited at once, where the program does not, would take away the overlap in which races live, and would hang
+where two ranks each post a receive before they send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from detsweep.worker.dispatched import delivered_by, sides, tensors_in
+
+
+@dataclass
+class Delivery:
+    """A collective that has been issued. `then` is called once, with what it delivered, when it has been waited for."""
+
+    func: Any
+    args: tuple[Any, ...]
+    result: Any
+    then: Callable[[list[Tensor]], None]
+    done: bool = False
+
+    def take(self) -> None:
+        """It has been waited for, or is now."""
+        if not self.done:
+            self.done = True
+            self.then(delivered_by(self.func, self.args, sides(self.func)[0], self.result))
+
+
+class WatchedWork(dist.Work):
+    """A work that tells of it when it is waited for; else it is the work that it stands for."""
+
+    def __init__(self, work: dist.Work, waited: Callable[[], None]) -> None:
+        super().__init__()
+        self._work = work
+        self._waited = waited
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait as the work itself does, then look at what it brought."""
+        done = self._work.wait(timeout) if timeout else self._work.wait()
+        self._waited()
+        return bool(done)
+
+    def synchronize(self) -> None:
+        self._work.synchronize()
+        self._waited()
+
+    def block_current_stream(self) -> None:
+        self._work.block_current_stream()
+        self._waited()
+
+    def is_completed(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def is_success(self) -> bool:
+        return bool(self._work.is_success())
+
+    def exception(self) -> Any:
+        return self._work.exception()
+
+    def result(self) -> list[Tensor]:
+        return list(self._work.result())
+
+    def source_rank(self) -> int:
+        return int(self._work.source_rank())
+
+    def get_future(self) -> Any:
+        return self._work.get_future()
+
+
+class DoneWork(dist.Work):
+    """A work that is done: of a collective that nobody has to wait for."""
+
+    def wait(self, _: timedelta = timedelta(0)) -> bool:
+        """There is nothing to wait for."""
+        return True
+
+    def synchronize(self) -> None:
+        """There is nothing to wait for."""
+
+    def block_current_stream(self) -> None:
+        """There is nothing to wait for."""
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+
+@dataclass
+class Deliveries:
+    """The deliveries that are under way; works of theirs are kept alive here, as C++ holds only half of each."""
+
+    _pending: list[Delivery] = field(default_factory=list)
+    _works: list[dist.Work] = field(default_factory=list)
+    _by_memory: dict[int, Delivery] = field(default_factory=dict)
+
+    def watch(self, func: Any, args: tuple[Any, ...], result: Any, then: Callable[[list[Tensor]], None]) -> Any:
+        """What to return in a collective's place, so that `then` is called as soon as it has been waited for."""
+        delivery = Delivery(func, args, result, then)
+        self._pending.append(delivery)
+        if func.namespace != "c10d":
+            for tensor in tensors_in([result]):
+                self._by_memory[tensor.untyped_storage().data_ptr()] = delivery
+            return result
+        boxed = result[-1] if isinstance(result, (list, tuple)) else result
+        if not isinstance(boxed, torch.ScriptObject):
+            delivery.take()
+            return result
+        return with_work(result, self.kept(WatchedWork(dist.Work.unbox(boxed), delivery.take)))
+
+    def kept(self, work: dist.Work) -> torch.ScriptObject:
+        """A work in the form in which operators return it."""
+        self._works.append(work)
+        return work.boxed()
+
+    def waited(self, tensor: Tensor) -> None:
+        """A functional collective's result has been waited for."""
+        if (delivery := self._by_memory.pop(tensor.untyped_storage().data_ptr(), None)) is not None:
+            delivery.take()
+
+    def flush(self) -> list[Delivery]:
+        """End of a step: wait for what nobody has; returns the works among it, whose buffers may have been reused."""
+        late = [delivery for delivery in self._pending if not delivery.done]
+        for delivery in late:
+            delivery.take()
+        for store in (self._pending, self._works):
+            store.clear()
+        self._by_memory.clear()
+        return [delivery for delivery in late if delivery.func.namespace == "c10d"]
+
+
+def with_work(result: Any, boxed: torch.ScriptObject) -> Any:
+    """A c10d operator's result, with another work in it."""
+    return (*result[:-1], boxed) if isinstance(result, (list, tuple)) else boxed

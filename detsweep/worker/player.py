@@ -1,0 +1,196 @@
+"""The tape played back: every collective gets what it delivered when it was recorded, and nobody is asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from detsweep.fingerprints import Digest, collect
+from detsweep.recording import Call, RecordingError, Side, Step
+from detsweep.recording.calls import COLLECTIVE
+from detsweep.worker.collectives import TAPE, Collectives
+from detsweep.worker.collectives import Call as GoOn
+from detsweep.worker.deliveries import DoneWork, with_work
+from detsweep.worker.described import Described, Describer, reads_of
+from detsweep.worker.dispatched import sides, tensors_in
+
+DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+
+
+class PartedError(RuntimeError):
+    """The program issues other collectives than it did when it was recorded."""
+
+
+class UntilError(Exception):
+    """The call up to which the replay was to go has been reached."""
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A collective that is given other bits than when it was recorded."""
+
+    step: int
+    seq: int
+    operator: str
+    name: str
+    phase: str
+    tensor: int
+
+    @property
+    def words(self) -> str:
+        return f"step {self.step}, call {self.seq}: the input of {self.name} ({self.phase})"
+
+
+class Player:
+    """Feeds recorded steps to the program that runs inside `step`, and checks what it would have sent.
+
+    `noticed` is called with each mismatch as soon as it is known: on the CPU before the collective gets its answer,
+    on an accelerator when the step is over, unless `at_once`, which stops the device at each collective.
+    """
+
+    def __init__(
+        self,
+        collectives: Collectives,
+        *,
+        fingerprint: Callable[[Tensor], Digest],
+        position: Callable[[], tuple[str, str]],
+        device: torch.device,
+        noticed: Callable[[Mismatch], None] | None = None,
+        at_once: bool = False,
+        until: int | None = None,
+    ) -> None:
+        self._collectives = collectives
+        self._fingerprint = fingerprint
+        self._describer = Describer(position)
+        self._device = device
+        self._noticed = noticed
+        self._at_once = at_once
+        self._until = until
+        self._step: Step | None = None
+        self._next = 0
+        self._pending: list[tuple[Mismatch, Digest, int]] = []
+        self.mismatches: list[Mismatch] = []
+        self.checked = 0
+
+    @contextmanager
+    def step(self, step: Step) -> Iterator[None]:
+        """Collectives inside this context are fed from a recorded step."""
+        self._step, self._next = step, 0
+        self._describer.begin()
+        with self._collectives.layer(TAPE, self):
+            yield
+        self._settle()
+        self._collectives.deliveries.flush()
+        left = len(step.calls) - self._next
+        if left and step.complete:
+            call = step.calls[self._next]
+            raise PartedError(f"step {step.number}: {left} recorded calls did not come, the first {call.name}")
+
+    def data(self, name: str) -> list[Tensor]:
+        """The data that the program got at this place when it was recorded."""
+        call = self._expect()
+        if call.kind == COLLECTIVE or call.name != name:
+            raise PartedError(f"the program asks for data {name}, recorded was {call.name}")
+        return [self._tensor(call, side) for side in call.outputs]
+
+    def __call__(self, func: Any, args: tuple[Any, ...], _: GoOn) -> Any:
+        """A collective that the program issues; nobody else hears of it."""
+        described = self._describer.describe(func, args)
+        call = self._expect()
+        read = reads_of(func, args)
+        self._check_same(call, described, read)
+        self._check_inputs(call, read)
+        if self._until is not None and call.seq >= self._until:
+            raise UntilError
+        outputs = [self._tensor(call, side) for side in call.outputs]
+        if func.namespace != "c10d":
+            return _functional(func, args, outputs)
+        writes = sides(func)[0]
+        targets = list(tensors_in([args[writes]])) if writes is not None else []
+        for target, value in zip(targets, outputs, strict=True):
+            # Past autograd's count of versions: a process group does not move it either.
+            target.data.copy_(value)
+        return _answer(func, args, writes, self._collectives.deliveries.kept(DoneWork()))
+
+    def _expect(self) -> Call:
+        assert self._step is not None
+        if self._next >= len(self._step.calls):
+            raise PartedError(f"step {self._step.number}: the program issues more than the {self._next} recorded calls")
+        call = self._step.calls[self._next]
+        self._next += 1
+        return call
+
+    def _check_same(self, call: Call, described: Described, read: list[Tensor]) -> None:
+        assert self._step is not None
+        where = f"step {self._step.number}, call {call.seq}"
+        if call.kind != COLLECTIVE or call.operator != described.operator:
+            raise PartedError(f"{where}: the program issues {described.name}, recorded was {call.name}")
+        mine = [(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for t in read]
+        theirs = [(side.dtype, side.shape) for side in call.inputs]
+        if mine != theirs:
+            raise PartedError(f"{where}: {call.name} is given {mine}, recorded was {theirs}")
+        if dict(call.arguments) != _as_json(described.arguments) or call.ranks != described.ranks:
+            said = f"{dict(described.arguments)} among ranks {list(described.ranks)}"
+            raise PartedError(
+                f"{where}: {call.name} has {said}, recorded was {dict(call.arguments)} {list(call.ranks)}"
+            )
+
+    def _check_inputs(self, call: Call, read: list[Tensor]) -> None:
+        assert self._step is not None
+        for number, (tensor, side) in enumerate(zip(read, call.inputs, strict=True)):
+            digest = self._fingerprint(tensor)
+            one = Mismatch(self._step.number, call.seq, call.operator, call.name, call.phase, number)
+            self._pending.append((one, digest, side.digest))
+            self.checked += 1
+            if not isinstance(digest, Tensor) or self._at_once:
+                self._settle()
+
+    def _settle(self) -> None:
+        values = collect([digest for _, digest, _ in self._pending])
+        found = [one for (one, _, recorded), value in zip(self._pending, values, strict=True) if value != recorded]
+        self._pending.clear()
+        for one in found:
+            self.mismatches.append(one)
+            if self._noticed is not None:
+                self._noticed(one)
+
+    def _tensor(self, call: Call, side: Side) -> Tensor:
+        assert self._step is not None
+        dtype = DTYPES[side.dtype]
+        data = bytearray(self._step.bytes_of(call, side))
+        if not data:
+            return torch.empty(side.shape, dtype=dtype, device=self._device)
+        flat = torch.frombuffer(data, dtype=torch.uint8)
+        try:
+            value = flat.view(dtype).view(side.shape)
+        except RuntimeError as error:
+            raise RecordingError(f"step {self._step.number}, call {call.seq}: {error}") from None
+        return value.to(self._device)
+
+
+def _functional(func: Any, args: tuple[Any, ...], outputs: list[Tensor]) -> Any:
+    """What a functional collective returns: new tensors, or those that it was told to work on."""
+    if func.name().endswith("_"):
+        for target, value in zip(tensors_in([args[0]]), outputs, strict=True):
+            target.data.copy_(value)
+        return args[0]
+    return list(outputs) if isinstance(args[0], (list, tuple)) else outputs[0]
+
+
+def _answer(func: Any, args: tuple[Any, ...], writes: int | None, done: torch.ScriptObject) -> Any:
+    returns = len(func._schema.returns)
+    if returns == 0:
+        return None
+    if returns == 1:
+        return done
+    assert writes is not None
+    return with_work((args[writes], None), done)
+
+
+def _as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in arguments.items()}

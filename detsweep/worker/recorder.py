@@ -1,0 +1,244 @@
+"""The tape: records every collective of a step on a rank, with what it was given and what it delivered."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from detsweep.fingerprints import Digest, collect, host_bytes, local
+from detsweep.paths import RankRecordingPaths, write_json
+from detsweep.recording import Call, FullError, Side, StepHeader, Stored, Writer
+from detsweep.recording.calls import COLLECTIVE, DATA
+from detsweep.worker import state
+from detsweep.worker.collectives import TAPE, Collectives
+from detsweep.worker.collectives import Call as GoOn
+from detsweep.worker.described import Described, Describer, NotReplayableError, reads_of
+
+
+@dataclass(frozen=True)
+class Options:
+    """What of a recording is kept: see the `record` group of the configuration."""
+
+    payload: str = "outputs"
+    compress: str = "none"
+    every: int | None = None
+    keep: int | None = None
+    limit: int | None = None
+
+
+@dataclass
+class _Side:
+    dtype: str
+    shape: tuple[int, ...]
+    digest: Digest
+    stored: Stored | None = None
+    on_host: Tensor | None = None
+
+
+@dataclass
+class _Entry:
+    kind: str
+    described: Described
+    inputs: list[_Side]
+    outputs: list[_Side] = field(default_factory=list)
+
+
+class Recorder:
+    """Records the steps of one rank that run inside `step`.
+
+    `position` says where in the model execution is. When the disk is full, or the recording has reached its limit,
+    recording ends and the run goes on: `ended` says why, and what is on disk ends with the last whole step.
+    """
+
+    def __init__(
+        self,
+        collectives: Collectives,
+        paths: RankRecordingPaths,
+        options: Options,
+        *,
+        rank: int,
+        checksum: str,
+        fingerprint: Callable[[Tensor], Digest],
+        position: Callable[[], tuple[str, str]],
+        device: torch.device,
+    ) -> None:
+        self._collectives = collectives
+        self._paths = paths
+        self._options = options
+        self._rank = rank
+        self._checksum = checksum
+        self._fingerprint = fingerprint
+        self._describer = Describer(position)
+        self._device = device
+        self._writer = Writer(paths, compress=options.compress, keep=options.keep, limit=options.limit)
+        self._entries: list[_Entry] = []
+        self._snapshot: str | None = None
+        self._first: int | None = None
+        self._last: int | None = None
+        self.ended: str | None = None
+
+    @contextmanager
+    def step(self, number: int, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
+        """Record what happens inside this context as a step; first a snapshot, where one is due."""
+        self._entries.clear()
+        self._describer.begin()
+        if self.ended is None:
+            with self._ends_when_full(number):
+                self._take_snapshot(number, model, optimizer)
+                self._writer.begin(number)
+        if self.ended is not None:
+            yield
+            return
+        try:
+            with self._collectives.layer(TAPE, self):
+                yield
+                self._flush()
+        except BaseException:
+            # Peers may be gone: what is under way is not waited for.
+            with self._ends_when_full(number):
+                self._end(number, complete=False)
+            raise
+        with self._ends_when_full(number):
+            self._end(number, complete=True)
+
+    def __call__(self, func: Any, args: tuple[Any, ...], go_on: GoOn) -> Any:
+        """A collective that the program issues."""
+        described = self._describer.describe(func, args)
+        keep = self._options.payload == "all"
+        entry = _Entry(COLLECTIVE, described, [self._side(tensor, keep=keep) for tensor in reads_of(func, args)])
+        self._entries.append(entry)
+        return self._collectives.deliveries.watch(func, args, go_on(), partial(self._delivered, entry))
+
+    def data(self, name: str, tensors: Sequence[Tensor]) -> None:
+        """Record data that the program got from outside: token ids, labels."""
+        if self.ended is None:
+            described = Described("", name, "before", "", (), None, None, {})
+            entry = _Entry(DATA, described, [])
+            self._entries.append(entry)
+            self._delivered(entry, list(tensors))
+
+    def keep_nothing(self) -> None:
+        """Remove the recording: nothing happened for which it would be kept."""
+        self._writer.drop_all()
+
+    def stop(self, reason: str) -> None:
+        """Record no more; `reason` is written down."""
+        self.ended = self.ended or reason
+
+    def close(self, kept: str | None = None) -> None:
+        """Write down how the recording of this rank ended; `kept` says what happened for which it was kept."""
+        about = {"ended": self.ended, "kept": kept, "written": self._writer.written, "pid": os.getpid()}
+        try:
+            write_json(self._paths.end, about)
+        except OSError as error:
+            self.stop(f"{self._paths.end} cannot be written: {error.strerror}")
+
+    @property
+    def written(self) -> Mapping[str, int]:
+        """Bytes written so far: payloads, logs and snapshots, whether or not they are still there."""
+        return self._writer.written
+
+    def _delivered(self, entry: _Entry, tensors: list[Tensor]) -> None:
+        entry.outputs = [self._side(tensor, keep=self._options.payload != "digest") for tensor in tensors]
+
+    def _side(self, tensor: Tensor, *, keep: bool) -> _Side:
+        own = local(tensor)
+        side = _Side(str(own.dtype).removeprefix("torch."), tuple(own.shape), self._fingerprint(own))
+        if keep and self.ended is None:
+            if own.device.type == "cpu":
+                try:
+                    side.stored = self._writer.store(host_bytes(own))
+                except FullError as error:
+                    self.stop(f"recording ended: {error}")
+            else:
+                # Without stopping the device: it arrives by the end of the step.
+                side.on_host = torch.empty(own.shape, dtype=own.dtype, pin_memory=True)
+                side.on_host.copy_(own, non_blocking=True)
+        return side
+
+    def _flush(self) -> None:
+        """Wait for what the program did not wait for."""
+        late = self._collectives.deliveries.flush()
+        if unknown := [entry.args for entry in late if entry.func.name() != "c10d::send"]:
+            raise NotReplayableError(
+                f"{late[0].func.name()} was not waited for by its own handle within its step ({len(unknown)} such): "
+                f"what it had delivered when the program went on cannot be told"
+            )
+
+    def _take_snapshot(self, number: int, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        self._snapshot = None
+        every = 1 if self._options.every is None and self._options.keep is not None else self._options.every
+        first = self._first is None
+        if first:
+            self._first = number
+        assert self._first is not None
+        if first or (every is not None and (number - self._first) % every == 0):
+            path = self._paths.snapshot(number)
+            self._snapshot = state.save(path, number, model, optimizer, self._device)
+            self._writer.snapshot(number, path.stat().st_size)
+
+    def _end(self, number: int, *, complete: bool) -> None:
+        if self.ended is not None:
+            self._writer.abandon(number)
+            return
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        sides = [side for entry in self._entries for side in (*entry.inputs, *entry.outputs)]
+        for side in sides:
+            if side.on_host is not None:
+                side.stored = self._writer.store(host_bytes(side.on_host))
+        values = iter(collect([side.digest for side in sides]))
+        calls = [
+            _call(
+                seq,
+                entry,
+                [_kept(side, next(values)) for side in entry.inputs],
+                [_kept(side, next(values)) for side in entry.outputs],
+            )
+            for seq, entry in enumerate(self._entries)
+        ]
+        header = StepHeader(
+            self._rank, number, self._checksum, self._options.payload, self._options.compress, self._snapshot
+        )
+        self._writer.end(header, calls, complete=complete)
+        self._last = number
+        self._entries.clear()
+
+    @contextmanager
+    def _ends_when_full(self, number: int) -> Iterator[None]:
+        try:
+            yield
+        except (FullError, OSError) as error:
+            self._writer.abandon(number)
+            self.stop(f"recording ended: {error}")
+
+
+def _kept(side: _Side, digest: int) -> Side:
+    stored = side.stored
+    where = (None, None, None) if stored is None else (stored.offset, stored.size, stored.xxh3)
+    return Side(side.dtype, side.shape, digest, *where)
+
+
+def _call(seq: int, entry: _Entry, inputs: Sequence[Side], outputs: Sequence[Side]) -> Call:
+    d = entry.described
+    return Call(
+        seq,
+        entry.kind,
+        d.operator,
+        d.name,
+        d.phase,
+        d.group,
+        d.ranks,
+        d.reduce,
+        d.asynchronous,
+        d.arguments,
+        tuple(inputs),
+        tuple(outputs),
+    )
