@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from detsweep import mitigations, modes, resources
 from detsweep.environment import FOREIGN
 from detsweep.injections import KINDS, can_strike, cannot_strike, site_of
-from detsweep.schema import FaultConfig
+from detsweep.schema import FaultConfig, RecordConfig
 
 # detsweep sets these itself: a trial gets its own share of the GPUs that the shell shows.
 RESERVED = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -61,6 +62,7 @@ def unsupported(config: Mapping[str, Any]) -> str | None:
 
 def _mode(config: Mapping[str, Any]) -> Iterator[str]:
     mode, runs, steps, trials = config["mode"]["name"], config["runs"], config["steps"], config["trials"]
+    yield from _record(config)
     if runs < 2 and mode in ("replay", "train"):
         yield f"runs={runs}: mode={mode} compares runs, it needs at least 2"
     if mode == "relaunch" and trials < 2:
@@ -73,12 +75,36 @@ def _mode(config: Mapping[str, Any]) -> Iterator[str]:
         yield "world.nproc_per_node=1: mode=lockstep compares ranks, it needs at least 2 (3 to name the odd one)"
     if mode == "lockstep" and config["observe"]["name"] == "op" and config["world"]["shard_ranks"] != 1:
         yield "observe=op: operators on shards differ between ranks; in mode=lockstep use it with world.shard_ranks=1"
-    if mode not in ("train", "resume"):
+    if mode not in (*modes.TRAINING, *modes.RECORDING):
+        if config["optimizer"] == "none":
+            yield f"optimizer=none: mode={mode} never takes an optimizer step; it is for mode=record and mode=playback"
         for key, unset in (("accum", 1), ("clip", None)):
             if config[key] != unset:
                 yield f"{key}={config[key]}: mode={mode} does not train; use it with mode=train or mode=resume"
     if config["clip"] is not None and not config["clip"] > 0:
         yield f"clip={config['clip']}: must be above 0, or null for no clipping"
+
+
+def _record(config: Mapping[str, Any]) -> Iterator[str]:
+    mode, record, runs = config["mode"]["name"], config["record"], config["runs"]
+    if mode != "record":
+        for key, unset in asdict(RecordConfig()).items():
+            if record[key] != unset and not (mode == "playback" and key == "compress"):
+                yield f"record.{key}={record[key]}: only means something with mode=record"
+    if mode in modes.TRAINING and config["optimizer"] == "none":
+        yield f"optimizer=none: mode={mode} takes optimizer steps (valid: adamw, sgd)"
+    if mode == "playback" and runs < 3:
+        yield f"runs={runs}: mode=playback has r1, r2 fed what r1 received, and r3 live; at least 3"
+    if mode not in modes.RECORDING:
+        return
+    for key, least in (("every", 1), ("keep", 1), ("spike", 1.0), ("max_gb", 0.0), ("last", record["first"])):
+        value = record[key]
+        if value is not None and not value >= least:
+            yield f"record.{key}={value}: must be at least {least}, or null"
+    if record["first"] >= config["steps"]:
+        yield f"record.first={record['first']}: the last step is {config['steps'] - 1}"
+    if record["last"] is not None and record["last"] >= config["steps"]:
+        yield f"record.last={record['last']}: the last step is {config['steps'] - 1}"
 
 
 def _fault(config: Mapping[str, Any]) -> Iterator[str]:

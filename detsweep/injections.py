@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from detsweep.mitigations import combine
-from detsweep.modes import resumed_at, trains
+from detsweep.modes import resumed_at, trajectories
 
 ACTIVATIONS = ("block_post", "block_grad_in", "logits", "grad", "op")
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -95,7 +95,7 @@ def _single(config: Mapping[str, Any], chance: random.Random) -> Iterator[Inject
     run = None if fault["persistence"] == "persistent" else fault["run"]
     kind = fault["kind"]
     steps = list(range(config["steps"])) if fault["step"] is None else [fault["step"]]
-    if kind == "rng_not_restored" and trains(config):
+    if kind == "rng_not_restored" and trajectories(config):
         # Random states are restored once: before a trajectory, or before the first step of its second half.
         steps = [resumed_at(config) if config["mode"]["name"] == "resume" else 0]
     for step in steps:

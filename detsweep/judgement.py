@@ -37,7 +37,7 @@ def needed(config: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> set
     if config["mode"]["name"] == "lockstep":
         return None
     diverged = diverged_runs(ranks)
-    before = {(step - 1, run) for step, run in diverged} if modes.trains(config) else set()
+    before = {(step - 1, run) for step, run in diverged} if modes.trajectories(config) else set()
     return diverged | {(step, "r1") for step, _ in diverged} | before
 
 
@@ -131,7 +131,7 @@ def _loss(
     diverged = sorted(diverged_runs(ranks), key=lambda place: (run_number(place[1]), place[0]))
     noticed = [place for place in diverged if _loss_differs(config, streams, *place)]
     loss: dict[str, int | None] = {"differs": len(noticed), "of": len(diverged)}
-    if modes.trains(config) and diverged:
+    if modes.trajectories(config) and diverged:
         # In the first run that parted: later ones may part later.
         first, run = diverged[0]
         loss["steps_later"] = next((step - first for step, other in noticed if other == run), None)
@@ -178,7 +178,7 @@ def _step_before(
     config: Mapping[str, Any], streams: Mapping[int, Streams], step: int, run: str
 ) -> dict[int, Stream] | None:
     """Of a trajectory what each rank saw in the step before; None where there is none."""
-    if not modes.trains(config) or step == 0:
+    if not modes.trajectories(config) or step == 0:
         return None
     return {rank: own[step - 1, run] for rank, own in streams.items()}
 

@@ -8,6 +8,7 @@ from typing import Any
 from detsweep.capture import Record
 
 TRAINING = ("train", "resume")
+RECORDING = ("record", "playback")
 # What every rank has whole, whatever is sharded. A reduce-scatter is given all gradients, an all-gather delivers
 # all parameters; the other side of each is a shard.
 _REPLICATED = ("rng", "input", "block_pre", "block_post", "module", "logits", "loss", "global", "block_grad_out",
@@ -15,8 +16,24 @@ _REPLICATED = ("rng", "input", "block_pre", "block_post", "module", "logits", "l
 
 
 def trains(config: Mapping[str, Any]) -> bool:
-    """Whether the mode of a cell takes optimizer steps."""
+    """Whether a cell takes optimizer steps."""
+    mode = config["mode"]["name"]
+    return mode in TRAINING or (mode in RECORDING and config["optimizer"] != "none")
+
+
+def trajectories(config: Mapping[str, Any]) -> bool:
+    """Whether a run of a cell is a whole trajectory of steps, and the next one begins where the first began."""
     return config["mode"]["name"] in TRAINING
+
+
+def records(config: Mapping[str, Any]) -> bool:
+    """Whether a cell keeps what its collectives delivered."""
+    return config["mode"]["name"] in RECORDING
+
+
+def fed(config: Mapping[str, Any], run: int) -> bool:
+    """Whether a run is given what r1's collectives delivered, and issues none: every second one of mode=playback."""
+    return config["mode"]["name"] == "playback" and run % 2 == 0
 
 
 def compiles(config: Mapping[str, Any]) -> bool:
@@ -32,7 +49,7 @@ def launches(config: Mapping[str, Any]) -> int:
 def expected_runs(config: Mapping[str, Any]) -> list[tuple[int, str]]:
     """(step, run) of every stream in a rank's file, in order: runs of a step, or steps of a trajectory."""
     steps, runs = range(config["steps"]), [f"r{run}" for run in range(1, config["runs"] + 1)]
-    if trains(config):
+    if trajectories(config):
         return [(step, run) for run in runs for step in steps]
     return [(step, run) for step in steps for run in runs]
 
@@ -40,6 +57,11 @@ def expected_runs(config: Mapping[str, Any]) -> list[tuple[int, str]]:
 def replays(config: Mapping[str, Any]) -> int:
     """How many streams of a rank are compared with the same step of its first run."""
     return int(config["steps"] * (config["runs"] - 1))
+
+
+def clean_verdict(config: Mapping[str, Any]) -> str:
+    """The verdict of a trial in which nothing differed: nothing can where nothing was compared."""
+    return "recorded" if config["mode"]["name"] == "record" and config["runs"] == 1 else "pass"
 
 
 def resumed_at(config: Mapping[str, Any]) -> int:

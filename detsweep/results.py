@@ -14,9 +14,9 @@ from detsweep.judgement import Judged, Streams, judge, needed, notes_of
 from detsweep.mitigations import merged
 from detsweep.paths import FileError, TrialPaths, read_json
 
-VERDICTS = ("pass", "diverged", "invalid", "error", "timeout", "unsupported")
-"""What a trial can come to; a trial that has not been reached has none."""
-SETTLED = ("pass", "diverged", "unsupported")
+VERDICTS = ("pass", "recorded", "diverged", "invalid", "error", "timeout", "unsupported")
+"""What a trial can come to; a trial that has not been reached has none. `recorded`: nothing was compared."""
+SETTLED = ("pass", "recorded", "diverged", "unsupported")
 FIELDS: dict[Any, tuple[str, ...]] = {
     int: ("trial", "replays", "diverged_replays", "retries", "requeues"),
     (int, float): ("started", "seconds", "step_ms", "plain_step_ms"),
@@ -52,7 +52,7 @@ def merge(
     except FileError as error:
         return {**base, "verdict": "error", "error": str(error), "error_ranks": [], "log": "", "log_tail": []}
     judged = judge(spec["config"], ranks, streams, notes)
-    return {**base, **_verdict(judged), "files": files}
+    return {**base, **_verdict(judged, clean=modes.clean_verdict(spec["config"])), "files": files}
 
 
 def refused(spec: Mapping[str, Any], absent: Sequence[str]) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def _checked_streams(trial: TrialPaths, rank: int, spec: Mapping[str, Any]) -> S
     return {(stream.step, stream.run): stream for stream in streams}
 
 
-def _verdict(judged: Judged) -> dict[str, Any]:
+def _verdict(judged: Judged, *, clean: str) -> dict[str, Any]:
     ranks = judged.ranks
     lost = [f"rank {rank['rank']}: {line}" for rank in ranks for line in rank["lost"]]
     diverged = [rank["rank"] for rank in ranks if rank["divergences"]]
@@ -175,7 +175,7 @@ def _verdict(judged: Judged) -> dict[str, Any]:
         differs.update(rank["differs"])
     firsts = [divergence for rank in ranks for divergence in rank["divergences"]]
     return {
-        "verdict": "invalid" if lost else "diverged" if diverged else "pass",
+        "verdict": "invalid" if lost else "diverged" if diverged else clean,
         "error": "not in force: " + "; ".join(lost) if lost else None,
         "diverged_ranks": diverged,
         "first": min(firsts, key=when, default=None),
@@ -183,13 +183,28 @@ def _verdict(judged: Judged) -> dict[str, Any]:
         "replays": judged.compared,
         "diverged_replays": len({(d["step"], d["run"]) for rank in ranks for d in rank["divergences"]}),
         "loss": judged.loss,
-        "notes": [*judged.notes, *_appeared(ranks)],
+        "notes": [*judged.notes, *_recordings(ranks), *_appeared(ranks)],
         "effects": merged([rank["effects"] for rank in ranks]),
         "ranks": ranks,
         "step_ms": max(rank["step_ms"] for rank in ranks),
         "plain_ms": max(ranks, key=lambda rank: rank["plain_step_ms"])["plain_ms"],
         "plain_step_ms": max(rank["plain_step_ms"] for rank in ranks),
     }
+
+
+def _recordings(ranks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Why recordings ended before their time, or what they were kept for; each said once."""
+    found: dict[str, list[int]] = {}
+    for rank in ranks:
+        for line in rank.get("recording", {}).get("notes", ()):
+            found.setdefault(line, []).append(rank["rank"])
+    for line, where in found.items():
+        ranks_said = "" if len(where) == len(ranks) else f"rank{'s' if len(where) > 1 else ''} {_list(where)}: "
+        yield f"{ranks_said}{line}"
+
+
+def _list(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
 
 
 def _appeared(ranks: Sequence[Mapping[str, Any]]) -> Iterator[str]:

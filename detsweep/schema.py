@@ -50,9 +50,30 @@ class MoeConfig:
 
 @dataclass
 class ModeConfig:
-    """What is compared with what."""
+    """What is compared with what, and how many runs that takes."""
 
     name: str = MISSING
+    default_runs: int = 2
+
+
+@dataclass
+class RecordConfig:
+    """What mode=record keeps.
+
+    `payload`: of the collectives `digest`, `outputs`, or `all`; `first` and `last`: the steps that are recorded (null:
+    to the end); `every`: steps between two snapshots (null: one at the start, with `keep` one for each step); `keep`:
+    only the last so many steps, and only when something went wrong; `spike`: how many times the usual a loss or the
+    norm of the gradients is to be wrong; `compress`; `max_gb`: the most that a rank may have on disk.
+    """
+
+    payload: str = "outputs"
+    first: int = 0
+    last: int | None = None
+    every: int | None = None
+    keep: int | None = None
+    spike: float | None = None
+    compress: str = "none"
+    max_gb: float | None = None
 
 
 @dataclass
@@ -198,6 +219,7 @@ class Config:
     observe: ObserveConfig = field(default_factory=ObserveConfig)
     stress: StressConfig = field(default_factory=StressConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
+    record: RecordConfig = field(default_factory=RecordConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     world: WorldConfig = field(default_factory=WorldConfig)
     experts: int = MISSING

@@ -13,6 +13,7 @@ from omegaconf import MISSING
 from detsweep import consistency
 from detsweep.capture import LEVELS
 from detsweep.injections import KINDS, SITES
+from detsweep.recording.calls import COMPRESSIONS, PAYLOADS
 from detsweep.schema import Config, MitigationConfig
 
 CHOICES = {
@@ -25,8 +26,10 @@ CHOICES = {
     "moe.combine": ("index_put", "index_add", "scatter_add", "ordered", "unwritten"),
     "checkpointing": ("none", "block"),
     "wrap": ("block", "module", "root"),
-    "optimizer": ("adamw", "sgd"),
-    "mode.name": ("replay", "relaunch", "lockstep", "train", "resume"),
+    "optimizer": ("adamw", "sgd", "none"),
+    "record.payload": PAYLOADS,
+    "record.compress": COMPRESSIONS,
+    "mode.name": ("replay", "relaunch", "lockstep", "train", "resume", "record", "playback"),
     "observe.name": LEVELS,
     "stress.name": ("none", "jitter", "contention", "churn"),
     "fault.kind": ("none", *KINDS, "rank_failure", "campaign"),
@@ -61,6 +64,7 @@ RANGES = {
     "accum": (1, 1_000_000),
     "model.dropout": (0.0, 0.99),
     "stress.max_ms": (0.0, 60_000.0),
+    "record.first": (0, 1_000_000_000),
     "fault.number": (0, 2**62),
     "fault.rate": (0.0, 1.0),
     "world.nodes": (1, 100_000),

@@ -93,7 +93,7 @@ def clean(config: Mapping[str, Any], result: Mapping[str, Any]) -> Clean:
         # A fault in the first run shows in every run that is held against it, in lockstep too.
         if (against_first and number == 1) or (step, number) in struck or (step, 1) in struck:
             continue
-        if modes.trains(config) and any(earlier <= step and other in (1, number) for earlier, other in struck):
+        if modes.trajectories(config) and any(earlier <= step and other in (1, number) for earlier, other in struck):
             # In a trajectory what one step changed is still changed in the next.
             continue
         compared += len(ranks)

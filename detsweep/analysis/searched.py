@@ -28,7 +28,7 @@ def search_lines(sweep: Sweep) -> Iterator[str]:
     # What the search has counted: not what an earlier command may have launched beyond, nor the steps of a trajectory.
     compared = next(one["evidence"]["compared"] for one in found["path"] if one["cell"] == found["answer_cell"])
     config = sweep.configs.get(found["answer_cell"])
-    each = "trajectory" if config is not None and modes.trains(config) else "replay"
+    each = "trajectory" if config is not None and modes.trajectories(config) else "replay"
     yield f"search=minimal: with it the rate is below {upper_bound(compared):.1%} per {each} (95% confidence)"
     cost = sweep.costs[sweep.costs["cell"] == found["answer_cell"]]
     for _, row in cost.iterrows():

@@ -8,7 +8,7 @@ VALID = ("pass", "diverged")
 """Verdicts that say something about repeating; the others are counted, but not in the rate."""
 FAILED = ("error", "timeout", "invalid")
 # The worst verdict of a cell's trials is the cell's: a divergence must not hide behind a pass, nor an error.
-WORST_FIRST = ("diverged", "error", "timeout", "invalid", "none", "pass", "unsupported")
+WORST_FIRST = ("diverged", "error", "timeout", "invalid", "none", "recorded", "pass", "unsupported")
 
 
 def worst(verdicts: Sequence[str]) -> str:

@@ -222,7 +222,7 @@ def _drain(queue: deque[Trial], plan: Plan, *, pool: Pool, progress: Progress, s
             return
         for trial, result in pool.finished():
             progress.finished(trial, result)
-            if launch["fail_fast"] and result["verdict"] != "pass":
+            if launch["fail_fast"] and result["verdict"] not in ("pass", "recorded"):
                 progress.note("launch.fail_fast=true: no further trial is started")
                 return
         time.sleep(POLL_S)

@@ -53,11 +53,11 @@ def evidence(results: Mapping[int, Mapping[str, Any]], config: Mapping[str, Any]
 
 def _compared(result: Mapping[str, Any], config: Mapping[str, Any]) -> int:
     # The steps of a trajectory are no chances of their own: after the first that differs all do.
-    return int(config["runs"]) - 1 if modes.trains(config) else int(result["replays"])
+    return int(config["runs"]) - 1 if modes.trajectories(config) else int(result["replays"])
 
 
 def _diverged(result: Mapping[str, Any], config: Mapping[str, Any]) -> int:
-    if not modes.trains(config):
+    if not modes.trajectories(config):
         return int(result["diverged_replays"])
     return len({divergence["run"] for rank in result["ranks"] for divergence in rank["divergences"]})
 

@@ -44,12 +44,14 @@ class Observer:
         self.level = level
         self.compiled = compiled
         self._checksum = checksum
-        self._fingerprint = fingerprint
+        self.fingerprint = fingerprint
         self._progress = progress
         self._pending: list[tuple[str, str, int | None, str, tuple[int, ...], Digest, str, Digest | None]] = []
         self._nonfinite: list[tuple[str, Tensor]] = []
         self._unseen = 0
         self._hooks: ModuleHooks | None = None
+        # Told of each record as it is made: its site, name, phase and digest.
+        self.noticed: Callable[[str, str, str, Digest], None] | None = None
         self.collectives = Collectives() if collectives is None else collectives
         self.phase = "before"
         self.groups: dict[str, tuple[int, ...]] = {}
@@ -72,7 +74,7 @@ class Observer:
     def digest(self, tensors: Sequence[Tensor]) -> Digest:
         """One digest of the bits of all tensors, of DTensors the rank's own shards."""
         with self.unseen():
-            return combine([self._fingerprint(tensor) for tensor in tensors])
+            return combine([self.fingerprint(tensor) for tensor in tensors])
 
     def record(
         self,
@@ -92,9 +94,11 @@ class Observer:
         """
         with self.unseen():
             own = local(tensor)
-            taken = self._fingerprint(own) if digest is None else digest
+            taken = self.fingerprint(own) if digest is None else digest
         dtype = str(own.dtype).removeprefix("torch.")
         self._pending.append((site, name, block, dtype, tuple(own.shape), taken, phase or self.phase, inputs))
+        if self.noticed is not None:
+            self.noticed(site, name, phase or self.phase, taken)
         return taken
 
     def record_random(self, name: str, state: Tensor, *, block: int | None = None, phase: str | None = None) -> None:

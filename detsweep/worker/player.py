@@ -62,7 +62,6 @@ class Player:
         device: torch.device,
         noticed: Callable[[Mismatch], None] | None = None,
         at_once: bool = False,
-        until: int | None = None,
     ) -> None:
         self._collectives = collectives
         self._fingerprint = fingerprint
@@ -70,17 +69,25 @@ class Player:
         self._device = device
         self._noticed = noticed
         self._at_once = at_once
-        self._until = until
+        self._until: int | None = None
         self._step: Step | None = None
         self._next = 0
         self._pending: list[tuple[Mismatch, Digest, int]] = []
         self.mismatches: list[Mismatch] = []
         self.checked = 0
 
+    def begin(self) -> None:
+        """Another replay begins: what the one before found is forgotten."""
+        self._pending.clear()
+        self.mismatches, self.checked = [], 0
+
     @contextmanager
-    def step(self, step: Step) -> Iterator[None]:
-        """Collectives inside this context are fed from a recorded step."""
-        self._step, self._next = step, 0
+    def step(self, step: Step, *, until: int | None = None) -> Iterator[None]:
+        """Collectives inside this context are fed from a recorded step.
+
+        Raises PartedError where the program issues others than it did, or fewer, and UntilError at call `until`.
+        """
+        self._step, self._next, self._until = step, 0, until
         self._describer.begin()
         with self._collectives.layer(TAPE, self):
             yield
@@ -98,6 +105,11 @@ class Player:
             raise PartedError(f"the program asks for data {name}, recorded was {call.name}")
         return [self._tensor(call, side) for side in call.outputs]
 
+    def batch(self, micro: int, _: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """The recorded token ids and labels of a micro-batch, in the place of those that there are."""
+        ids, labels = self.data(f"batch {micro}")
+        return ids, labels
+
     def __call__(self, func: Any, args: tuple[Any, ...], _: GoOn) -> Any:
         """A collective that the program issues; nobody else hears of it."""
         described = self._describer.describe(func, args)
@@ -106,7 +118,8 @@ class Player:
         self._check_same(call, described, read)
         self._check_inputs(call, read)
         if self._until is not None and call.seq >= self._until:
-            raise UntilError
+            assert self._step is not None
+            raise UntilError(f"step {self._step.number}, call {call.seq}: {call.name} ({call.phase})")
         outputs = [self._tensor(call, side) for side in call.outputs]
         if func.namespace != "c10d":
             return _functional(func, args, outputs)

@@ -28,6 +28,7 @@ from detsweep.worker.replay import Done, replay, warm_up
 from detsweep.worker.report import environment_report
 from detsweep.worker.step import TrainingStep
 from detsweep.worker.stress import Stress
+from detsweep.worker.tape import Tape, tapes
 from detsweep.worker.train import interrupted, resumed, train
 
 
@@ -49,15 +50,16 @@ def run_rank(
     if (absent := refusal(spec["required"])) is not None:
         return {"schema": SCHEMA, "rank": rank, "verdict": "invalid", "refused": absent}
     _claim(paths, rank, launch)
-    stress, observer, step = _prepare(config, rank, device, progress)
+    stress, observer, step = prepare(config, rank, device, progress)
     write_json(paths.environment(rank), environment_report(rank, device))
     gc.freeze()
     gc.enable()
     # What an earlier launch of this trial left: its records, and in the place of its result what it has to pass on.
     earlier = read_json(paths.rank_result(rank)) if launch else {"injected": [], "groups": {}, "lost": []}
+    tape = tapes(spec, paths, rank, step, observer) if modes.records(config) else None
     with stress:
         warm_up(step, config["warmup"])
-        compared = _compared(step, spec, paths, rank, launch)
+        compared = _compared(step, spec, paths, rank, launch=launch, tape=tape)
     proof = prove(spec, paths, rank, device, threads_taken=threads_taken)
     seen = {
         "injected": [*earlier["injected"], *(struck.to_json() for struck in step.faults.struck)],
@@ -65,7 +67,11 @@ def run_rank(
         "lost": list(dict.fromkeys([*earlier["lost"], *proof.lost])),
     }
     last = launch + 1 == modes.launches(config)
-    result = _result(rank, compared.comparisons, lost=bool(seen["lost"])) if last else {"verdict": "none"}
+    result = (
+        _result(rank, compared.comparisons, lost=bool(seen["lost"]), clean=modes.clean_verdict(config))
+        if last
+        else {"verdict": "none"}
+    )
     if last:
         _remove_checkpoint(paths, rank, device, clean=result["verdict"] == "pass")
     progress.phase("leaving the process group")
@@ -81,6 +87,7 @@ def run_rank(
         "step_ms": statistics.median(compared.milliseconds),
         "plain_step_ms": statistics.median(compared.plain),
         "plain_ms": [round(value, 4) for value in compared.plain],
+        **({} if tape is None else {"recording": tape.recorder.to_json()}),
     }
 
 
@@ -93,14 +100,16 @@ class _Compared:
     plain: list[float]
 
 
-def _compared(step: TrainingStep, spec: Mapping[str, Any], paths: TrialPaths, rank: int, launch: int) -> _Compared:
+def _compared(
+    step: TrainingStep, spec: Mapping[str, Any], paths: TrialPaths, rank: int, *, launch: int, tape: Tape | None
+) -> _Compared:
     """Run what the mode runs, write its records, and compare them as they come."""
     config = spec["config"]
-    comparing = Comparing(keep=modes.trains(config))
+    comparing = Comparing(keep=modes.trajectories(config))
     comparing.add(capture.read_streams(paths.records(rank)))
     milliseconds: list[float] = []
     plain: list[float] = []
-    for done in _runs(step, config, paths, launch):
+    for done in _runs(step, config, paths, launch, tape):
         streams = [run.stream for run in done.runs]
         capture.write_streams(paths.records(rank), streams, world_size=spec["world_size"])
         comparing.add(streams)
@@ -118,9 +127,10 @@ def _claim(paths: TrialPaths, rank: int, launch: int) -> None:
         raise FileExistsError(f"{paths.records(rank)} exists: this trial has been run, and is not run over") from None
 
 
-def _prepare(
+def prepare(
     config: Mapping[str, Any], rank: int, device: torch.device, progress: Progress
 ) -> tuple[Stress, Observer, TrainingStep]:
+    """Build and shard the model of a cell, and all that a step of it needs on one rank."""
     progress.phase("building the model")
     settings.seed_everything(config["seed"])
     model = models.build(config, device)
@@ -155,8 +165,12 @@ def _prepare(
     return stress, observer, step
 
 
-def _runs(step: TrainingStep, config: Mapping[str, Any], paths: TrialPaths, launch: int) -> Iterable[Done]:
+def _runs(
+    step: TrainingStep, config: Mapping[str, Any], paths: TrialPaths, launch: int, tape: Tape | None
+) -> Iterable[Done]:
     steps, runs = config["steps"], config["runs"]
+    if tape is not None:
+        return tape.runs(step, config, paths.recording)
     if config["mode"]["name"] == "train":
         return train(step, steps, runs)
     if config["mode"]["name"] == "resume":
@@ -189,7 +203,7 @@ class Comparing:
                 self.done.append(compare(self._first[stream.step], stream))
 
 
-def _result(rank: int, comparisons: list[Comparison], *, lost: bool) -> dict[str, Any]:
+def _result(rank: int, comparisons: list[Comparison], *, lost: bool, clean: str) -> dict[str, Any]:
     """A rank's verdict: each of its runs against its first run of the same step; `lost`: a setting is not in force."""
     differs: Counter[str] = Counter()
     for comparison in comparisons:
@@ -198,7 +212,7 @@ def _result(rank: int, comparisons: list[Comparison], *, lost: bool) -> dict[str
     return {
         "schema": SCHEMA,
         "rank": rank,
-        "verdict": "invalid" if lost else "diverged" if divergences else "pass",
+        "verdict": "invalid" if lost else "diverged" if divergences else clean,
         "replays": len(comparisons),
         "diverged_replays": len(divergences),
         "records_compared": sum(comparison.compared for comparison in comparisons),

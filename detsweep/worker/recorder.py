@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -83,6 +82,7 @@ class Recorder:
         self._first: int | None = None
         self._last: int | None = None
         self.ended: str | None = None
+        self.notes: list[str] = []
 
     @contextmanager
     def step(self, number: int, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
@@ -124,26 +124,36 @@ class Recorder:
             self._entries.append(entry)
             self._delivered(entry, list(tensors))
 
-    def keep_nothing(self) -> None:
+    def batch(self, micro: int, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Record the token ids and labels of a micro-batch; they are what is returned."""
+        self.data(f"batch {micro}", batch)
+        return batch
+
+    def keep_nothing(self, reason: str) -> None:
         """Remove the recording: nothing happened for which it would be kept."""
         self._writer.drop_all()
+        self.stop(reason)
 
     def stop(self, reason: str) -> None:
         """Record no more; `reason` is written down."""
         self.ended = self.ended or reason
+        self.note(reason)
 
-    def close(self, kept: str | None = None) -> None:
-        """Write down how the recording of this rank ended; `kept` says what happened for which it was kept."""
-        about = {"ended": self.ended, "kept": kept, "written": self._writer.written, "pid": os.getpid()}
+    def note(self, line: str) -> None:
+        """Something to be said of this recording, once."""
+        if line not in self.notes:
+            self.notes.append(line)
+
+    def close(self) -> None:
+        """Write down how the recording of this rank ended."""
         try:
-            write_json(self._paths.end, about)
+            write_json(self._paths.end, self.to_json())
         except OSError as error:
             self.stop(f"{self._paths.end} cannot be written: {error.strerror}")
 
-    @property
-    def written(self) -> Mapping[str, int]:
-        """Bytes written so far: payloads, logs and snapshots, whether or not they are still there."""
-        return self._writer.written
+    def to_json(self) -> dict[str, Any]:
+        """How the recording went: notes, and the bytes ever written by kind, whether or not they are still there."""
+        return {"notes": self.notes, "written": dict(self._writer.written)}
 
     def _delivered(self, entry: _Entry, tensors: list[Tensor]) -> None:
         entry.outputs = [self._side(tensor, keep=self._options.payload != "digest") for tensor in tensors]

@@ -40,6 +40,17 @@ def open_group(device: torch.device, trial_timeout_min: float) -> None:
     dist.init_process_group(BACKENDS[device.type], timeout=limit, device_id=None if device.type == "cpu" else device)
 
 
+def open_group_alone(rank: int, world_size: int) -> None:
+    """A process group of which this process is one rank and all others do not exist.
+
+    It is torch's own fake group, whose module is private, and the one way to have a mesh of ranks that are not there:
+    a group of any other backend waits for them.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+
+
 def shard(model: RepeatedBlockModel, config: Mapping[str, Any], device: torch.device) -> None:
     """Shard the model in place, by the units that `wrap` names: all that is in one is gathered at once.
 

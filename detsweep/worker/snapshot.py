@@ -62,24 +62,22 @@ class RandomState:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A model's local shards and buffers and the random state, at one moment, before its optimizer's first step."""
+    """A model's local shards and buffers, its optimizer's state and the random state, at one moment."""
 
     tensors: tuple[tuple[Tensor, Tensor], ...]
     random: RandomState
     device: torch.device
-    fresh: torch.optim.Optimizer | None
+    optimizer: torch.optim.Optimizer | None
+    state: Mapping[Tensor, Mapping[str, Any]]
 
     @classmethod
     @torch.no_grad()
     def take(cls, model: nn.Module, device: torch.device, optimizer: torch.optim.Optimizer | None = None) -> Snapshot:
-        """Clone every local shard and buffer; peak extra memory is that of the model's shards.
-
-        An optimizer must not have taken a step yet: restoring throws its state away.
-        """
-        assert optimizer is None or not optimizer.state, "the optimizer has taken steps"
+        """Clone every local shard and buffer, and what the optimizer keeps: as much extra memory as these take."""
         live = (*model.parameters(), *model.buffers())
         shards = tuple((tensor, local(tensor).clone()) for tensor in live)
-        return cls(shards, RandomState.now(device), device, optimizer)
+        kept = {} if optimizer is None else {own: _cloned(values) for own, values in optimizer.state.items()}
+        return cls(shards, RandomState.now(device), device, optimizer, kept)
 
     def random_moved(self) -> bool:
         """Whether random numbers have been drawn since."""
@@ -91,7 +89,23 @@ class Snapshot:
         """Bring everything back in place; with `random` false all but the random state."""
         for live, saved in self.tensors:
             local(live).copy_(saved)
-        if self.fresh is not None:
-            self.fresh.state.clear()
+        if self.optimizer is not None:
+            self._restore_optimizer(self.optimizer)
         if random:
             self.random.restore(self.device)
+
+    def _restore_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        for own in [own for own in optimizer.state if own not in self.state]:
+            # It had taken no step.
+            del optimizer.state[own]
+        for own, values in self.state.items():
+            for key, value in values.items():
+                live = optimizer.state[own][key]
+                if isinstance(value, Tensor):
+                    local(live).copy_(value)
+                else:
+                    optimizer.state[own][key] = value
+
+
+def _cloned(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: local(value).clone() if isinstance(value, Tensor) else value for key, value in values.items()}

@@ -35,6 +35,7 @@ def save(path: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimiz
         temporary.unlink(missing_ok=True)
         raise OSError(0, str(error)) from error
     digest = file_digest(temporary)
+    temporary.chmod(0o644)
     temporary.replace(path)
     return digest
 

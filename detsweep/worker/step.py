@@ -66,6 +66,8 @@ class TrainingStep:
         self._data = data
         self._observer = observer
         self._stress = stress
+        # What data pass through on their way in: a tape that records them, or has others.
+        self.fed: Callable[[int, Batch], Batch] | None = None
         self._inside = observer.level != "off"
         self._milliseconds = 0.0
         self.loss = torch.zeros(())
@@ -85,6 +87,8 @@ class TrainingStep:
         self._stress.before_run(step, run)
         self.faults.begin(step, run)
         micros = [(self.faults.batch(ids), labels) for ids, labels in self._micros(step)]
+        if self.fed is not None:
+            micros = [self.fed(number, batch) for number, batch in enumerate(micros)]
         self._record_before(micros)
         self._milliseconds = 0.0
         # A fault in an operator or a collective strikes below the observer, which is to see what it did.

@@ -19,7 +19,7 @@ def train(step: TrainingStep, steps: int, runs: int) -> Iterator[Done]:
     A few plain steps come first, for their time alone.
     """
     snapshot = Snapshot.take(step.model, step.device, step.optimizer)
-    plain = _plain(step, snapshot, steps)
+    plain = plain_steps(step, snapshot, steps)
     for run in range(1, runs + 1):
         snapshot.restore(random=not step.faults.drops_random_state(0, run))
         for number in range(steps):
@@ -42,7 +42,7 @@ def interrupted(step: TrainingStep, steps: int, middle: int, folder: Path) -> It
 def resumed(step: TrainingStep, steps: int, middle: int, folder: Path) -> Iterator[Done]:
     """The second launch of mode `resume`: load the checkpoint in fresh processes, then the rest of r2."""
     assert step.optimizer is not None
-    plain = _plain(step, Snapshot.take(step.model, step.device, step.optimizer), steps)
+    plain = plain_steps(step, Snapshot.take(step.model, step.device, step.optimizer), steps)
     step.progress.phase("loading the checkpoint")
     with_random = not step.faults.drops_random_state(middle, 2)
     first = checkpoint.load(folder, step.model, step.optimizer, step.device, random=with_random)
@@ -52,7 +52,8 @@ def resumed(step: TrainingStep, steps: int, middle: int, folder: Path) -> Iterat
         yield Done((step.observed(number, 2),), plain if number == middle else ())
 
 
-def _plain(step: TrainingStep, snapshot: Snapshot, steps: int) -> tuple[float, ...]:
+def plain_steps(step: TrainingStep, snapshot: Snapshot, steps: int) -> tuple[float, ...]:
+    """Milliseconds of the first few steps with nothing observed; then everything is as in the snapshot."""
     times = []
     for number in range(min(PLAIN_STEPS, steps)):
         step.progress.run(number, 0, f"plain run of step {number}")
