@@ -1,0 +1,211 @@
+"""`python -m detsweep.replay <trial folder> --rank 3`: run one rank of a recording alone, without the others.
+
+`python -m detsweep.replay diff <a> <b>` compares two recordings with each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from detsweep import mitigations, recordings, replayreport
+from detsweep.capture import LEVELS
+from detsweep.dispatch.torchrun import environment_of
+from detsweep.environment import visible_gpus
+from detsweep.orphans import PARENT_VARIABLE
+from detsweep.output import tolerate_broken_output
+from detsweep.paths import FileError, TrialPaths, conf_dir, read_json, write_json
+from detsweep.recording import RankRecording, open_rank
+from detsweep.replays import Pass, Request
+
+WRONG, FAILED = 2, 3
+EPILOG = """\
+examples:
+  python -m detsweep.replay runs/x/cells/mode-record-2a2dd5ceca/trial0 --all      every rank, one after the other
+  python -m detsweep.replay runs/x/cells/mode-record-2a2dd5ceca --rank 3 --step 17
+  ... --rank 3 --step 17 --observe op          name the operators that ran before the first difference
+  ... --rank 3 --repeat 100                    does this rank's compute repeat on this device?
+  ... --rank 3 --mitigation torch_strict       which setting changes the result?
+  ... --rank 3 --pdb                           stop in the debugger at the first difference
+  python -m detsweep.replay diff a/trial0 b/trial0
+
+exit codes: 0 bit for bit as recorded, 1 something differs, 2 what was asked makes no sense, 3 a replay failed
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """One whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(WRONG, f"detsweep: {message}\n")
+
+
+def main() -> int:
+    """Run one command and return its exit code (see EPILOG)."""
+    tolerate_broken_output()
+    words = sys.argv[1:]
+    try:
+        return _diff(words[1:]) if words[:1] == ["diff"] else _replay(words)
+    except (FileError, ValueError) as error:
+        print(f"detsweep: {error}", file=sys.stderr)
+        return WRONG
+
+
+def _replay(words: Sequence[str]) -> int:
+    asked = _parser().parse_args(words)
+    trial = recordings.trial_of(Path(asked.folder))
+    spec = recordings.spec_of(trial)
+    world_size = int(spec["world_size"])
+    ranks = list(range(world_size)) if asked.all else [asked.rank]
+    opened = [open_rank(trial.recording, rank) for rank in ranks]
+    requests = [_request(asked, trial, spec, one) for one in opened]
+    for line in recordings.notes(opened[0].about, requests[0].device):
+        print(f"note: {line}")
+    worst = 0
+    for request, one in zip(requests, opened, strict=True):
+        passes, seconds = _run(request, spec, trial)
+        if isinstance(passes, int):
+            worst = max(worst, passes)
+            continue
+        print("\n".join(replayreport.lines(request, passes, one, seconds)))
+        worst = max(worst, 0 if all(found.clean for found in passes) else 1)
+    if len(ranks) > 1:
+        print({0: f"all {len(ranks)} ranks are bit for bit as recorded"}.get(worst, "not all ranks are as recorded"))
+    return worst
+
+
+def _request(asked: argparse.Namespace, trial: TrialPaths, spec: Mapping[str, Any], one: RankRecording) -> Request:
+    """What to ask of a rank. Raises FileError or ValueError for what the recording does not have."""
+    first, last = _steps(asked.step)
+    window = one.window(first, last)
+    first = window[0] if first is None else first
+    for number in window:
+        recorded = one.step(number)
+        recorded.check()
+        if recorded.header.payload == "digest":
+            raise ValueError(
+                f"{recorded.paths.log(number)} was recorded with record.payload=digest: there is nothing to replay with"
+            )
+    device = asked.device or str(one.about["device"])
+    if device == "cuda" and not visible_gpus():
+        raise ValueError("--device cuda: this machine has no GPU (valid: cpu)")
+    if asked.until is not None and not 0 <= asked.until < len(one.step(window[-1]).calls):
+        calls = len(one.step(window[-1]).calls)
+        raise ValueError(f"--until {asked.until}: step {window[-1]} has calls 0 to {calls - 1}")
+    return Request(
+        str(trial.folder),
+        one.rank,
+        window[0],
+        first,
+        window[-1],
+        device,
+        asked.observe,
+        asked.repeat,
+        asked.until,
+        asked.pdb,
+        asked.with_fault,
+        _settings(asked.mitigation, spec),
+    )
+
+
+def _run(request: Request, spec: Mapping[str, Any], trial: TrialPaths) -> tuple[list[Pass] | int, float]:
+    """Replay in a process of its own: its passes and the wall time, or the exit code where it failed."""
+
+    gpus = visible_gpus()[:1] if request.device == "cuda" else ()
+    wanted = {**spec, "config": {**spec["config"], "device": request.device}}
+    if request.settings is not None:
+        wanted["settings"] = request.settings
+    variables = environment_of(wanted, os.environ, gpus, trial).variables
+    variables |= {
+        "RANK": str(request.rank),
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(spec["world_size"]),
+        PARENT_VARIABLE: str(os.getpid()),
+    }
+    begun = time.perf_counter()
+    with tempfile.TemporaryDirectory() as scratch:
+        asked, answer = Path(scratch) / "request.json", Path(scratch) / "answer.json"
+        write_json(asked, request.to_json())
+        command = [sys.executable, "-m", "detsweep.worker.solo", str(asked), str(answer)]
+        ended = subprocess.run(command, env=variables, check=False)
+        if ended.returncode != 0 or not answer.exists():
+            if ended.returncode != WRONG:
+                print(
+                    f"detsweep: the replay of rank {request.rank} failed (exit code {ended.returncode})",
+                    file=sys.stderr,
+                )
+            return (WRONG if ended.returncode == WRONG else FAILED), 0.0
+        found = read_json(answer)
+        write_json(trial.recording.replay(request.rank), found)
+    return [Pass.from_json(one) for one in found["passes"]], time.perf_counter() - begun
+
+
+def _steps(text: str | None) -> tuple[int | None, int | None]:
+    """`17` and `10..12` as first and last; None where nothing is asked for."""
+    if text is None:
+        return None, None
+    first, dots, last = text.partition("..")
+    try:
+        return int(first), int(last) if dots else int(first)
+    except ValueError:
+        raise ValueError(f"--step {text}: valid: a number (17) or a range (10..12)") from None
+
+
+def _settings(names: Sequence[str], spec: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The recording's settings with more presets on top; None where none is asked for."""
+    if not names:
+        return None
+    presets = mitigations.load_presets([conf_dir()])
+    more = mitigations.chosen(presets, list(names), "--mitigation")
+    config = spec["config"]
+    together = {**config["mitigation"], **{preset.name: preset.raw() for preset in more}}
+    return mitigations.combine(together, config["env"]).to_json()
+
+
+def _diff(words: Sequence[str]) -> int:
+    parser = _Parser(prog="python -m detsweep.replay diff", description="Compare two recordings, rank by rank")
+    parser.add_argument("a", help="trial folder of the one")
+    parser.add_argument("b", help="trial folder of the other")
+    asked = parser.parse_args(words)
+    lines, same = recordings.diff(recordings.trial_of(Path(asked.a)), recordings.trial_of(Path(asked.b)))
+    print("\n".join(lines))
+    return 0 if same else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m detsweep.replay",
+        description="Run one rank of a recorded trial alone, and compare all that it computes with the recording.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", help="a trial's folder, or its cell's where it has one trial")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--rank", type=int, help="the rank to replay")
+    which.add_argument("--all", action="store_true", help="every rank in turn")
+    parser.add_argument("--step", help="a step (17) or steps (10..12); default: all that are recorded")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the one it was recorded on")
+    parser.add_argument("--observe", choices=LEVELS, help="look closer (or less close) than the recording did")
+    parser.add_argument("--repeat", type=_count, default=1, metavar="N", help="replay N times from the same snapshot")
+    parser.add_argument("--until", type=int, metavar="SEQ", help="stop at this call of the last step")
+    parser.add_argument("--pdb", action="store_true", help="enter the debugger at the first difference, or at --until")
+    parser.add_argument("--mitigation", action="append", default=[], metavar="NAME", help="add a preset's settings")
+    parser.add_argument("--with-fault", action="store_true", help="put in the fault that the recorded trial had")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
