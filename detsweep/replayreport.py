@@ -6,17 +6,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from detsweep.recording import RankRecording
 from detsweep.recording.reading import ranges
 from detsweep.replays import Pass, Request
 
 OPERATORS_SHOWN = 6
 
 
-def lines(request: Request, passes: Sequence[Pass], recording: RankRecording, seconds: float) -> Iterator[str]:
+def lines(request: Request, passes: Sequence[Pass], seconds: float) -> Iterator[str]:
     """The outcome of a rank's replay: first whether it is bit for bit as recorded, then where it is not."""
     steps = ranges(tuple(range(request.first, request.last + 1)))
-    ahead = f", after {request.start} to {request.first - 1} which lead there" if request.start < request.first else ""
+    ahead = f" (from the snapshot at step {request.start})" if request.start < request.first else ""
     first = passes[0]
     inputs = f"{first.records} records and {first.inputs} inputs of collectives"
     where = f"rank {request.rank}, step{'s' if request.first < request.last else ''} {steps}{ahead}"

@@ -7,6 +7,7 @@ where two ranks each post a receive before they send.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -36,25 +37,31 @@ class Delivery:
 
 
 class WatchedWork(dist.Work):
-    """A work that tells of it when it is waited for; else it is the work that it stands for."""
+    """A work that tells of it when it has been waited for, `quietly`; else it is the work that it stands for."""
 
-    def __init__(self, work: dist.Work, waited: Callable[[], None]) -> None:
+    def __init__(
+        self, work: dist.Work, waited: Callable[[], None], quietly: Callable[[], AbstractContextManager[None]]
+    ) -> None:
         super().__init__()
         self._work = work
         self._waited = waited
+        self._quietly = quietly
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait as the work itself does, then look at what it brought."""
-        done = self._work.wait(timeout) if timeout else self._work.wait()
+        with self._quietly():
+            done = self._work.wait(timeout) if timeout else self._work.wait()
         self._waited()
         return bool(done)
 
     def synchronize(self) -> None:
-        self._work.synchronize()
+        with self._quietly():
+            self._work.synchronize()
         self._waited()
 
     def block_current_stream(self) -> None:
-        self._work.block_current_stream()
+        with self._quietly():
+            self._work.block_current_stream()
         self._waited()
 
     def is_completed(self) -> bool:
@@ -116,7 +123,17 @@ class Deliveries:
         if not isinstance(boxed, torch.ScriptObject):
             delivery.take()
             return result
-        return with_work(result, self.kept(WatchedWork(dist.Work.unbox(boxed), delivery.take)))
+        return with_work(result, self.kept(WatchedWork(dist.Work.unbox(boxed), delivery.take, nullcontext)))
+
+    def quiet(self, result: Any, quietly: Callable[[], AbstractContextManager[None]]) -> Any:
+        """What to return in a collective's place, so that it is waited for `quietly`.
+
+        gloo copies a reduce-scatter's result with each wait: an operator, but none that the program has called.
+        """
+        boxed = result[-1] if isinstance(result, (list, tuple)) else result
+        if not isinstance(boxed, torch.ScriptObject):
+            return result
+        return with_work(result, self.kept(WatchedWork(dist.Work.unbox(boxed), lambda: None, quietly)))
 
     def kept(self, work: dist.Work) -> torch.ScriptObject:
         """A work in the form in which operators return it."""

@@ -114,8 +114,10 @@ class CollectiveLayer:
         if operator in POINT_TO_POINT:
             # The peer may be waiting for what this rank sends next.
             return self._deliveries.watch(func, args, result, delivered)
-        delivered(delivered_by(func, args, writes, result))
-        return result
+        with self._observer.unseen():
+            brought = delivered_by(func, args, writes, result)
+        delivered(brought)
+        return self._deliveries.quiet(result, self._observer.unseen)
 
     def _record_side(self, site: str, name: str, tensors: list[Tensor], module: str, phase: str) -> None:
         digest = self._observer.digest(tensors)
