@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from detsweep.capture import Record, Stream
-from detsweep.fingerprints import Digest, collect, combine, local, xxh3
+from detsweep.fingerprints import Digest, collect, combine, local, sha256, xxh3
 from detsweep.worker.collectives import CollectiveHooks
 from detsweep.worker.model import RepeatedBlockModel
 from detsweep.worker.operators import OperatorMode
@@ -43,6 +43,7 @@ class Observer:
         self.level = level
         self.compiled = compiled
         self._checksum = checksum
+        self._strong = checksum == "sha256"
         self._fingerprint = fingerprint
         self._progress = progress
         self._pending: list[tuple[str, str, int | None, str, tuple[int, ...], Digest, str, Digest | None]] = []
@@ -69,7 +70,7 @@ class Observer:
     def digest(self, tensors: Sequence[Tensor]) -> Digest:
         """One digest of the bits of all tensors, of DTensors the rank's own shards."""
         with self.unseen():
-            return combine([self._fingerprint(tensor) for tensor in tensors])
+            return combine([self._fingerprint(tensor) for tensor in tensors], strong=self._strong)
 
     def record(
         self,
@@ -96,7 +97,8 @@ class Observer:
 
     def record_random(self, name: str, state: Tensor, *, block: int | None = None, phase: str | None = None) -> None:
         """A random state, which lies in host memory whatever the device."""
-        self.record("rng", name, state, block=block, digest=xxh3(state), phase=phase)
+        digest = sha256(state) if self._strong else xxh3(state)
+        self.record("rng", name, state, block=block, digest=digest, phase=phase)
 
     def count_nonfinite(self, name: str, tensor: Tensor) -> None:
         """Count what is infinite or not a number; collected with the digests."""
