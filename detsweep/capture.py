@@ -38,13 +38,15 @@ SITES = (
     "grad",
     "norm",
 )
+RAW_SITES = ("loss", "global")
+"""Sites whose records have bits of their own in place of a fingerprint, whatever the checksum."""
 PHASES = ("before", "forward", "backward", "recompute", "optimizer", "after")
 """Parts of a step; `recompute` is a forward that activation checkpointing runs again during backward."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """One fingerprint: where, what, and 64 bits of digest (a loss: its own raw bits).
+    """One fingerprint: where, what, and 64 bits of digest, of sha256 256 (a loss: its own raw bits).
 
     `shape` is that of the rank's own shard, `block` is None outside the repeated blocks. `inputs` is the digest of
     what an operator read, None where a record has none of its own. `name` tells a record from the others of its site
@@ -61,9 +63,22 @@ class Record:
     phase: str = "forward"
     inputs: int | None = None
 
-    def to_list(self) -> list[Any]:
-        row = [self.site, self.name, self.block, self.dtype, self.shape, self.digest, self.phase]
-        return row if self.inputs is None else [*row, self.inputs]
+    def hexadecimal(self, checksum: str) -> str:
+        """The digest in 16 hex digits, or in the 64 that sha256sum prints; `checksum` is that of its stream."""
+        return _digits(self.digest) if self._strong(checksum) else f"{self.digest & (1 << 64) - 1:016x}"
+
+    def written(self, checksum: str) -> int | str:
+        """The digest as `to_line` writes it; `checksum` is that of its stream."""
+        return _digits(self.digest) if self._strong(checksum) else self.digest
+
+    def to_list(self, checksum: str) -> list[Any]:
+        row = [self.site, self.name, self.block, self.dtype, self.shape, self.written(checksum), self.phase]
+        if self.inputs is None:
+            return row
+        return [*row, _digits(self.inputs) if self._strong(checksum) else self.inputs]
+
+    def _strong(self, checksum: str) -> bool:
+        return checksum == "sha256" and self.site not in RAW_SITES
 
 
 @dataclass(frozen=True)
@@ -91,9 +106,14 @@ class Stream:
 def to_line(stream: Stream, *, world_size: int) -> str:
     """One line of JSON: the recipe's own keys first, then `records`, which holds everything once in order.
 
-    Digests are integers of up to 64 bits; a reader that keeps numbers as doubles compares their upper 53 bits.
+    Digests are integers of up to 64 bits; a reader that keeps numbers as doubles compares their upper 53 bits. Those of
+    sha256 are strings of 64 hex digits, as sha256sum and hashlib print them, which every reader compares whole. Of any
+    checksum the loss's raw bits, `global_bits` and `order_bits` are integers.
     """
-    loss, output = stream.digests("loss"), stream.digests("logits")
+
+    def digests(site: str) -> list[int | str]:
+        return [record.written(stream.checksum) for record in stream.records if record.site == site]
+
     payload: dict[str, Any] = {
         "schema": SCHEMA,
         "rank": stream.rank,
@@ -101,16 +121,18 @@ def to_line(stream: Stream, *, world_size: int) -> str:
         "step": stream.step,
         "run": stream.run,
         "checksum": stream.checksum,
-        "loss_bits": loss[0] if loss else None,
-        "output_bits": output[0] if output else None,
-        "global_bits": next(iter(stream.digests("global")), None),
+        "loss_bits": next(iter(digests("loss")), None),
+        "output_bits": next(iter(digests("logits")), None),
+        "global_bits": next(iter(digests("global")), None),
         "order_bits": stream.order_bits(),
         "nonfinite": dict(stream.nonfinite),
-        "block_pre": stream.digests("block_pre"),
-        "block_post": stream.digests("block_post"),
-        "grads": {r.name: r.digest for r in stream.records if r.site == "grad"},
-        "params": {r.name: r.digest for r in stream.records if r.site == "param" and r.phase == "after"},
-        "records": [record.to_list() for record in stream.records],
+        "block_pre": digests("block_pre"),
+        "block_post": digests("block_post"),
+        "grads": {r.name: r.written(stream.checksum) for r in stream.records if r.site == "grad"},
+        "params": {
+            r.name: r.written(stream.checksum) for r in stream.records if r.site == "param" and r.phase == "after"
+        },
+        "records": [record.to_list(stream.checksum) for record in stream.records],
     }
     return json.dumps(payload, separators=(",", ":"))
 
@@ -127,7 +149,20 @@ def from_line(text: str) -> Stream:
 
 def _record(seq: int, row: list[Any]) -> Record:
     site, name, block, dtype, shape, digest, phase, *inputs = row
-    return Record(seq, site, name, block, dtype, tuple(shape), digest, phase, *inputs)
+    return Record(seq, site, name, block, dtype, tuple(shape), _read(digest), phase, *map(_read, inputs))
+
+
+def _digits(digest: int) -> str:
+    return f"{digest:064x}"
+
+
+def _read(digest: int | str) -> int:
+    """A digest as `to_line` wrote it."""
+    if isinstance(digest, int):
+        return digest
+    if len(digest) != 64:
+        raise ValueError(f"digest of {len(digest)} digits, not 64")
+    return int.from_bytes(bytes.fromhex(digest), "big")
 
 
 def read_streams(path: Path) -> list[Stream]:

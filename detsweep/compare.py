@@ -10,7 +10,7 @@ from typing import Any
 from detsweep.capture import Record, Stream
 
 Key = tuple[str, str, str, int]
-NO_MAJORITY = 1 << 64
+NO_MAJORITY = 1 << 256
 """A digest that no fingerprint has: what a vote leaves where no value has a majority."""
 
 

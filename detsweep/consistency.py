@@ -200,7 +200,8 @@ def _search(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _checksum(config: Mapping[str, Any]) -> Iterator[str]:
-    if config["checksum"] == "xxh3" and config["device"] != "cpu":
-        yield "checksum=xxh3: reads host memory and would stop the device at every site; use auto, mixed or bitsum"
+    own = config["checksum"]
+    if own in ("xxh3", "sha256") and config["device"] != "cpu":
+        yield f"checksum={own}: reads host memory and would stop the device at every site; use auto, mixed or bitsum"
     if config["checksum_mode"] == "global" and config["observe"]["name"] == "off":
         yield "checksum_mode=global: needs the logits' fingerprint, which observe=off does not take; use observe=block"

@@ -1,4 +1,4 @@
-"""Fingerprints: 64 bits for all the bits of a tensor, computed where the tensor lies.
+"""Fingerprints: 64 or 256 bits for all the bits of a tensor, computed where the tensor lies.
 
 Every fingerprint sees raw bits (NaN payloads, signed zeros) in row-major order of the elements, whatever the strides.
 Shape and dtype are not part of it: they belong to the record. Peak extra memory is bounded, whatever the tensor.
@@ -7,6 +7,7 @@ Shape and dtype are not part of it: they belong to the record. Peak extra memory
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import struct
 from collections.abc import Callable, Iterator, Sequence
 
@@ -16,9 +17,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 Digest = int | Tensor
-"""A 64-bit integer, or a 0-d int64 tensor on the tensor's device that becomes one in `collect`.
+"""An integer, or a 0-d int64 tensor on the tensor's device that becomes one in `collect`.
 
-xxh3 is unsigned, as its specification has it; sums are signed, as the recipe's contract has it.
+xxh3 (64 bits) and sha256 (256 bits) are unsigned, as their specifications have it; sums are signed 64-bit integers, as
+the recipe's contract has it.
 """
 
 # Worked on at a time: bytes, and for sums elements, which torch widens to 64 bits in a temporary of eight times as many
@@ -45,15 +47,21 @@ def local(tensor: Tensor) -> Tensor:
 
 def xxh3(tensor: Tensor) -> int:
     """XXH3 (64 bits, seed 0) of a CPU tensor's bytes, as its specification defines it; an empty tensor has b""'s."""
-    own = local(tensor)
-    if own.device.type != "cpu":
-        raise TypeError(f"xxh3 reads host memory, the tensor is on {own.device}")
+    own = _in_host_memory(tensor, "xxh3")
     if own.is_contiguous():
         return xxhash.xxh3_64_intdigest(_memory(own))
     digest = xxhash.xxh3_64()
     for piece in _pieces(own):
         digest.update(_memory(piece))
     return digest.intdigest()
+
+
+def sha256(tensor: Tensor) -> int:
+    """SHA-256 (FIPS 180-4) of a CPU tensor's bytes, read as a big-endian number: in 64 hex digits it is sha256sum's."""
+    digest = hashlib.sha256()
+    for piece in _pieces(_in_host_memory(tensor, "sha256")):
+        digest.update(_memory(piece))
+    return int.from_bytes(digest.digest(), "big")
 
 
 def mixed(tensor: Tensor) -> Tensor:
@@ -95,7 +103,7 @@ def select(checksum: str, device_type: str) -> tuple[str, Callable[[Tensor], Dig
 
     `auto` is xxh3 on CPU and mixed elsewhere. Raises ValueError for an unknown name.
     """
-    known: dict[str, Callable[[Tensor], Digest]] = {"xxh3": xxh3, "mixed": mixed, "bitsum": bitsum}
+    known: dict[str, Callable[[Tensor], Digest]] = {"xxh3": xxh3, "mixed": mixed, "bitsum": bitsum, "sha256": sha256}
     name = checksum if checksum != "auto" else "xxh3" if device_type == "cpu" else "mixed"
     if name not in known:
         raise ValueError(f"checksum={checksum}: valid: auto, {', '.join(known)}")
@@ -130,10 +138,16 @@ def collect(digests: Sequence[Digest]) -> list[int]:
     return [next(values[digest.device]) if isinstance(digest, Tensor) else digest for digest in digests]
 
 
-def combine(digests: Sequence[Digest]) -> Digest:
-    """One digest of several, in their order; of one it is itself. Those on a device are combined there."""
+def combine(digests: Sequence[Digest], *, strong: bool = False) -> Digest:
+    """One digest of several, in their order; of one it is itself. Those on a device are combined there.
+
+    `strong`: they are sha256's, and so is what they become: the SHA-256 of their 32 bytes each, one after the other.
+    """
     if len(digests) == 1:
         return digests[0]
+    if strong:
+        listed = b"".join(int(digest).to_bytes(32, "big") for digest in digests)
+        return int.from_bytes(hashlib.sha256(listed).digest(), "big")
     devices = {digest.device for digest in digests if isinstance(digest, Tensor)}
     if devices:
         # To the accelerator, where one is among them: from there it would stop the device.
@@ -143,8 +157,15 @@ def combine(digests: Sequence[Digest]) -> Digest:
 
 
 def as_int64(digest: Digest, device: torch.device) -> Tensor:
-    """A digest as a 0-d int64 tensor on a device, modulo 2^64."""
+    """A digest as a 0-d int64 tensor on a device, modulo 2^64: of a sha256 the last 16 hex digits."""
     return digest.to(device) if isinstance(digest, Tensor) else torch.tensor(_signed(digest), device=device)
+
+
+def _in_host_memory(tensor: Tensor, checksum: str) -> Tensor:
+    own = local(tensor)
+    if own.device.type != "cpu":
+        raise TypeError(f"{checksum} reads host memory, the tensor is on {own.device}")
+    return own
 
 
 def _memory(contiguous: Tensor) -> ctypes.Array[ctypes.c_char]:

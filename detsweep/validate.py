@@ -36,7 +36,7 @@ CHOICES = {
     "fault.site": SITES,
     "fault.persistence": ("transient", "persistent"),
     "fault.how": ("raise", "exit", "kill", "hang", "oom"),
-    "checksum": ("auto", "xxh3", "mixed", "bitsum"),
+    "checksum": ("auto", "xxh3", "mixed", "bitsum", "sha256"),
     "checksum_mode": ("per_rank", "global"),
     "device": ("cpu", "cuda"),
     "kernel_cache": ("cell", "trial", "shared"),

@@ -94,7 +94,7 @@ def throughput(checksum: str, dtype: str, repeats: str) -> tuple[str, list[tuple
 
 def memory(repeats: int) -> list[Figure]:
     figures = []
-    for checksum in ("xxh3", "mixed", "bitsum"):
+    for checksum in ("xxh3", "sha256", "mixed", "bitsum"):
         for case in ("float32 1024 MiB", "float32 512 MiB transposed", "int8 256 MiB"):
             values = [inner("peak", checksum, case) for _ in range(repeats)]
             figures.append(Figure("memory", f"{checksum}, {case}", values, 64.0, unit="MiB"))

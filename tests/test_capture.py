@@ -43,6 +43,57 @@ def test_a_record_without_inputs_of_its_own_takes_no_room_for_them() -> None:
     assert records[9][6:] == ["backward", 0]
 
 
+def _strong() -> Stream:
+    """A stream of sha256: the greatest digest, the least, one with leading zeros, and what is no digest."""
+    records = (
+        Record(0, "block_pre", "blocks.0", 0, "bfloat16", (2,), 2**256 - 1),
+        Record(1, "block_post", "blocks.0", 0, "bfloat16", (2,), 0),
+        Record(2, "logits", "logits", None, "bfloat16", (2,), 10),
+        Record(3, "loss", "loss", None, "float32", (), 1086904115),
+        Record(4, "global", "loss^output", None, "int64", (), -9, "backward"),
+        Record(5, "op", "aten.mm in blocks.0", 0, "bfloat16", (64, 64), 12, "recompute", 2**255 + 1),
+        Record(6, "grad", "norm.weight", None, "bfloat16", (2,), 2**64, "backward"),
+        Record(7, "param", "norm.weight", None, "bfloat16", (2,), 2**200, "after"),
+    )
+    return Stream(0, 0, "r1", "sha256", records)
+
+
+def test_a_sha256_is_written_in_64_digits_and_read_as_a_number() -> None:
+    line = json.loads(to_line(_strong(), world_size=1))
+    assert (line["block_pre"], line["block_post"], line["output_bits"]) == (["f" * 64], ["0" * 64], f"{10:064x}")
+    assert line["grads"] == {"norm.weight": f"{2**64:064x}"}
+    assert line["params"] == {"norm.weight": f"{2**200:064x}"}
+    assert line["records"][0][5] == "f" * 64
+    assert line["records"][5][5:] == [f"{12:064x}", "recompute", f"{2**255 + 1:064x}"]
+    assert from_line(json.dumps(line)) == _strong()
+
+
+def test_what_is_no_digest_stays_a_number_beside_a_sha256() -> None:
+    line = json.loads(to_line(_strong(), world_size=1))
+    assert (line["loss_bits"], line["global_bits"]) == (1086904115, -9)
+    assert [row[5] for row in line["records"][3:5]] == [1086904115, -9]
+    assert line["order_bits"] == _strong().order_bits()
+
+
+def test_a_sha256_is_shown_in_64_digits_and_everything_else_in_16() -> None:
+    shown = [one.hexadecimal("sha256") for one in _strong().records]
+    assert shown[0] == "f" * 64
+    assert shown[3:5] == ["0000000040c8d733", "fffffffffffffff7"]
+    assert {len(one) for place, one in enumerate(shown) if place not in (3, 4)} == {64}
+    assert replace(_strong().records[0], digest=-1).hexadecimal("mixed") == "f" * 16
+
+
+@pytest.mark.parametrize("digest", ["f" * 63, "f" * 65, "g" * 64, "", None, 1.5, [1]])
+@pytest.mark.parametrize("key", ["digest", "inputs"])
+def test_what_is_no_digest_of_any_kind_is_refused(tmp_path: Path, key: str, digest: object) -> None:
+    line = json.loads(to_line(_strong(), world_size=1))
+    line["records"][5][5 if key == "digest" else 7] = digest
+    path = tmp_path / "rank000.jsonl"
+    path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(FileError, match=r"rank000\.jsonl line 1 cannot be read: "):
+        read_streams(path)
+
+
 def test_parameters_before_the_step_are_not_those_that_it_left() -> None:
     before, after = (Record(0, "param", "w", None, "float32", (2,), 5, phase) for phase in ("before", "after"))
     params = [

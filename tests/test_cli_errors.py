@@ -28,7 +28,7 @@ WRONG = [
     (["fault=bit_flip", "fault.block=9"], "fault.block=9: must be at most 3 in this cell"),
     (["moe=topk", "experts=2", "top_k=3"], "top_k=3: must be at most experts=2"),
     (["world.nodes=2"], "world.nodes=2: launch=local has one node; several need launch=slurm"),
-    (["checksum=crc"], "checksum=crc: valid: auto, xxh3, mixed, bitsum"),
+    (["checksum=crc"], "checksum=crc: valid: auto, xxh3, mixed, bitsum, sha256"),
     (["+mitigation.none.evn=1"], "mitigation.none.evn: no such key; did you mean env?; valid: env, torch"),
     (["env.NCCL_ALGO=Ring"], "env.NCCL_ALGO: a variable is added to the cell's environment with +env.NCCL_ALGO=value"),
     (["+env.CUDA_VISIBLE_DEVICES=0"], "env.CUDA_VISIBLE_DEVICES: set it in the shell"),

@@ -290,9 +290,18 @@ def test_a_name_repeated_once_more_is_a_broken_sequence() -> None:
     assert (first.seq, first.kind, comparison.compared) == (1, "sequence", 1)
 
 
-def test_another_checksum_is_refused() -> None:
-    with pytest.raises(ValueError, match="checksum xxh3 cannot be compared with bitsum"):
-        compare(stream(("loss", "loss", 1)), stream(("loss", "loss", 1), checksum="bitsum"))
+@pytest.mark.parametrize("checksum", ["bitsum", "sha256"])
+def test_another_checksum_is_refused(checksum: str) -> None:
+    with pytest.raises(ValueError, match=f"checksum xxh3 cannot be compared with {checksum}"):
+        compare(stream(("loss", "loss", 1)), stream(("loss", "loss", 1), checksum=checksum))
+
+
+@pytest.mark.parametrize("bit", [0, 64, 255])
+def test_every_bit_of_a_sha256_is_compared(bit: int) -> None:
+    digest = (1 << 255) + 5
+    one, other = (stream(("grad", "w", own), checksum="sha256") for own in (digest, digest ^ (1 << bit)))
+    assert _first(compare(one, other)).kind == "value"
+    assert compare(one, one).first is None
 
 
 def test_a_divergence_is_plain_json() -> None:
@@ -425,7 +434,7 @@ def test_of_two_ranks_that_differ_none_is_right() -> None:
     assert _differing(_reference(), _other(loss=50)) == {0: [("loss", "value")], 1: [("loss", "value")]}
     (elected, _), _ = _voted(_reference(), _other(loss=50)).values()
     assert [one.digest for one in elected.records if one.name == "loss"] == [NO_MAJORITY]
-    assert NO_MAJORITY not in range(-(1 << 63), 1 << 64)
+    assert NO_MAJORITY not in range(-(1 << 63), 1 << 256)
 
 
 def test_of_three_values_none_is_right() -> None:

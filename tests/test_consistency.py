@@ -249,10 +249,11 @@ def test_a_gpu_for_each_rank_of_each_trial_at_a_time() -> None:
     ]
 
 
-def test_xxh3_is_for_host_memory() -> None:
-    assert _lines("checksum=xxh3") == []
-    assert _lines("checksum=xxh3", "device=cuda", gpus=2) == [
-        "checksum=xxh3: reads host memory and would stop the device at every site; use auto, mixed or bitsum"
+@pytest.mark.parametrize("checksum", ["xxh3", "sha256"])
+def test_what_hashes_bytes_is_for_host_memory(checksum: str) -> None:
+    assert _lines(f"checksum={checksum}") == []
+    assert _lines(f"checksum={checksum}", "device=cuda", gpus=2) == [
+        f"checksum={checksum}: reads host memory and would stop the device at every site; use auto, mixed or bitsum"
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
@@ -24,17 +25,20 @@ from detsweep.fingerprints import (
     mixed,
     raw_bits,
     select,
+    sha256,
     xxh3,
 )
 from tests.support import group_of_one
 
 MASK = (1 << 64) - 1
+ALL_256 = (1 << 256) - 1
 FLOATS = (torch.float32, torch.bfloat16)
-ALL: dict[str, Callable[[Tensor], Digest]] = {"xxh3": xxh3, "mixed": mixed, "bitsum": bitsum}
+ALL: dict[str, Callable[[Tensor], Digest]] = {"xxh3": xxh3, "mixed": mixed, "bitsum": bitsum, "sha256": sha256}
 
 
 def _value(digest: Digest) -> int:
-    return int(digest) & MASK
+    """All bits of a digest: those of a tensor are 64."""
+    return int(digest) & (MASK if isinstance(digest, Tensor) else ALL_256)
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -98,8 +102,8 @@ def _seen(fingerprint: Callable[[Tensor], Digest], dtype: torch.dtype) -> set[st
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("pattern", _corruptions(torch.float32))
-@pytest.mark.parametrize("checksum", ["auto", "mixed"])
-def test_the_default_and_mixed_see_every_corruption(checksum: str, pattern: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("checksum", ["auto", "mixed", "sha256"])
+def test_all_but_bitsum_see_every_corruption(checksum: str, pattern: str, dtype: torch.dtype) -> None:
     _, fingerprint = select(checksum, "cpu")
     clean, corrupted = _corruptions(dtype)[pattern]
     assert not torch.equal(clean.view(torch.uint8), corrupted.view(torch.uint8))
@@ -205,6 +209,34 @@ def test_mixed_of_zero_lanes_sums_the_published_outputs_of_splitmix64() -> None:
 def test_xxh3_is_the_library_over_the_raw_bytes(dtype: torch.dtype) -> None:
     tensor = _random_bits(dtype, 999)
     assert xxh3(tensor) == xxhash.xxh3_64_intdigest(_raw(tensor))
+
+
+def _sha256sum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sha256_is_what_hashlib_says_of_the_raw_bytes(dtype: torch.dtype) -> None:
+    tensor = _random_bits(dtype, 999)
+    assert f"{sha256(tensor):064x}" == _sha256sum(_raw(tensor))
+
+
+def test_sha256_of_published_messages_is_what_is_published() -> None:
+    abc = torch.tensor(list(b"abc"), dtype=torch.uint8)
+    assert f"{sha256(abc):064x}" == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert f"{sha256(torch.empty(0)):064x}" == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("size", [24, PIECE // 8], ids=["small", "beyond a piece"])
+def test_sha256_is_of_numpys_row_major_bytes_whatever_the_strides(size: int, dtype: torch.dtype) -> None:
+    tensor = _random_bits(dtype, size * 35).view(size, 35)
+    # numpy has no bfloat16: its bits are read as those of an integer.
+    numbers = tensor.view(torch.int32 if dtype == torch.float32 else torch.int16).numpy()
+    assert f"{sha256(tensor):064x}" == _sha256sum(numbers.tobytes())
+    assert f"{sha256(tensor.t()):064x}" == _sha256sum(np.ascontiguousarray(numbers.T).tobytes())
+    assert f"{sha256(tensor[1::3, 2:30:4]):064x}" == _sha256sum(numbers[1::3, 2:30:4].tobytes())
+    assert sha256(tensor) != sha256(tensor.t())
 
 
 def test_xxh3_of_nothing_is_the_published_value() -> None:
@@ -378,6 +410,7 @@ def test_what_has_no_dense_storage_is_refused(checksum: str, kind: str) -> None:
         ("mixed", "cpu", "mixed"),
         ("bitsum", "cuda", "bitsum"),
         ("xxh3", "cpu", "xxh3"),
+        ("sha256", "cpu", "sha256"),
     ],
 )
 def test_select_names_what_auto_stands_for(checksum: str, device: str, expected: str) -> None:
@@ -385,7 +418,7 @@ def test_select_names_what_auto_stands_for(checksum: str, device: str, expected:
 
 
 def test_select_refuses_an_unknown_name_and_lists_the_valid_ones() -> None:
-    with pytest.raises(ValueError, match="checksum=md5: valid: auto, xxh3, mixed, bitsum"):
+    with pytest.raises(ValueError, match="checksum=md5: valid: auto, xxh3, mixed, bitsum, sha256"):
         select("md5", "cpu")
 
 
@@ -457,6 +490,24 @@ def test_several_digests_are_hashed_as_64_bit_numbers_in_their_order() -> None:
 
 def test_a_signed_digest_counts_as_its_64_bits() -> None:
     assert combine([1, -1]) == combine([1, 2**64 - 1])
+
+
+def test_several_sha256_become_the_sha256_of_their_bytes_in_their_order() -> None:
+    contents = [b"one", b"two", b""]
+    digests = [hashlib.sha256(content).digest() for content in contents]
+    numbers = [int.from_bytes(digest, "big") for digest in digests]
+    together = combine(numbers, strong=True)
+    assert f"{together:064x}" == _sha256sum(b"".join(digests))
+    assert combine(numbers[::-1], strong=True) != together
+    # One that begins with zeros has its 32 bytes too.
+    assert f"{combine([0, 1], strong=True):064x}" == _sha256sum(bytes(63) + b"\x01")
+    assert combine(numbers[:1], strong=True) == numbers[0]
+
+
+@pytest.mark.parametrize("bit", [0, 63, 64, 200, 255])
+def test_every_bit_of_a_sha256_counts_where_several_are_combined(bit: int) -> None:
+    one, other = sha256(torch.arange(4.0)), sha256(torch.arange(5.0))
+    assert combine([one ^ (1 << bit), other], strong=True) != combine([one, other], strong=True)
 
 
 def test_digests_on_a_device_are_combined_there() -> None:

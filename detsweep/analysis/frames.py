@@ -82,11 +82,12 @@ class Sweep:
     def records(self, *, cell: str | None = None, trial: int | None = None, rank: int | None = None) -> pd.DataFrame:
         """All records of the trials that match and have a result: a row for each fingerprint, `digest` in hexadecimal.
 
+        It has 16 digits, with checksum=sha256 the 64 that sha256sum prints, but for the loss and the sum over ranks.
         Raises FileError, naming the file, where records of a rank are missing or torn; the arguments read around it.
         """
         rows = [
             (one, number, stream.rank, stream.step, stream.run, r.seq, r.site, r.block, r.name, r.phase, r.dtype,
-             r.shape, f"{r.digest & (1 << 64) - 1:016x}")
+             r.shape, r.hexadecimal(stream.checksum))
             for one, number, paths in _trial_folders(SweepPaths(self.folder))
             if cell in (None, one) and trial in (None, number)
             if paths.result.exists()

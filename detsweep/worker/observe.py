@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from detsweep.capture import Record, Stream
-from detsweep.fingerprints import Digest, collect, combine, local, xxh3
+from detsweep.fingerprints import Digest, collect, combine, local, sha256, xxh3
 from detsweep.worker.collectives import OBSERVER, Collectives
 from detsweep.worker.model import RepeatedBlockModel
 from detsweep.worker.operators import CollectiveLayer, OperatorMode
@@ -45,6 +45,7 @@ class Observer:
         self.compiled = compiled
         self._checksum = checksum
         self.fingerprint = fingerprint
+        self._strong = checksum == "sha256"
         self._progress = progress
         self._pending: list[tuple[str, str, int | None, str, tuple[int, ...], Digest, str, Digest | None]] = []
         self._nonfinite: list[tuple[str, Tensor]] = []
@@ -74,7 +75,7 @@ class Observer:
     def digest(self, tensors: Sequence[Tensor]) -> Digest:
         """One digest of the bits of all tensors, of DTensors the rank's own shards."""
         with self.unseen():
-            return combine([self.fingerprint(tensor) for tensor in tensors])
+            return combine([self.fingerprint(tensor) for tensor in tensors], strong=self._strong)
 
     def record(
         self,
@@ -103,7 +104,8 @@ class Observer:
 
     def record_random(self, name: str, state: Tensor, *, block: int | None = None, phase: str | None = None) -> None:
         """A random state, which lies in host memory whatever the device."""
-        self.record("rng", name, state, block=block, digest=xxh3(state), phase=phase)
+        digest = sha256(state) if self._strong else xxh3(state)
+        self.record("rng", name, state, block=block, digest=digest, phase=phase)
 
     def count_nonfinite(self, name: str, tensor: Tensor) -> None:
         """Count what is infinite or not a number; collected with the digests."""

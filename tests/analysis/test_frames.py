@@ -17,13 +17,14 @@ from detsweep.analysis.frames import DIFFERING_COLUMNS, Drill
 from detsweep.analysis.injected import INJECTION_COLUMNS
 from detsweep.analysis.rows import DIVERGENCE_COLUMNS, EFFECT_COLUMNS, TRIAL_COLUMNS
 from detsweep.baselines import value_of
-from detsweep.capture import Record
+from detsweep.capture import Record, read_streams, write_streams
 from detsweep.paths import FileError, SweepPaths, TrialPaths, read_json, write_json
 from detsweep.plan import Cell, Plan
 from tests.support import (
     BLOCK_0_POST,
     BLOCK_1_POST,
     INPUT,
+    LOSS,
     SEQUENCE,
     as_planned,
     one_cell,
@@ -420,6 +421,20 @@ def test_a_negative_digest_is_shown_in_its_64_bits(tmp_path: Path) -> None:
     text = trial.records(0).read_text()
     trial.records(0).write_text(text.replace(str((1 << 63) + INPUT), "-2"))
     assert load(tmp_path).records(rank=0).iloc[INPUT]["digest"] == "fffffffffffffffe"
+
+
+def test_a_sha256_is_shown_in_64_digits_and_the_loss_beside_it_in_16(tmp_path: Path) -> None:
+    plan = plan_of(["checksum=sha256"])
+    sweep = write_cells(tmp_path, plan)
+    trial = trial_of(sweep, plan.cells[0])
+    write_trial(trial, plan.cells[0])
+    for rank in (0, 1):
+        streams = [replace(one, checksum="sha256") for one in read_streams(trial.records(rank))]
+        trial.records(rank).unlink()
+        write_streams(trial.records(rank), streams, world_size=2)
+    digests = list(load(tmp_path).records(rank=1)["digest"])
+    assert digests[INPUT] == f"{(1 << 63) + 1000 + INPUT:064x}"
+    assert digests[LOSS] == f"{(1 << 63) + 1000 + LOSS:016x}"
 
 
 def test_torn_records_raise_an_error_that_names_the_file(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
 import torch
 
 from detsweep.failures import position
-from detsweep.fingerprints import bitsum, combine, mixed, xxh3
+from detsweep.fingerprints import bitsum, combine, mixed, sha256, xxh3
 from detsweep.worker.model import RepeatedBlockModel, batch, build
 from detsweep.worker.observe import Observer
 from detsweep.worker.progress import Progress
@@ -233,3 +234,17 @@ def test_each_level_sees_its_own_sites(model: RepeatedBlockModel, tmp_path: Path
     assert {record.site for record in stream.records} == LEVELS[level]
     model(batch(compose(), 0, CPU)[0])
     assert observer.finish(rank=0, step=0, run="r2").records == ()
+
+
+def test_of_sha256_random_states_and_several_tensors_have_all_256_bits(
+    model: RepeatedBlockModel, tmp_path: Path
+) -> None:
+    progress = Progress(tmp_path / "rank000.progress")
+    observer = Observer(model, level="op", checksum="sha256", fingerprint=sha256, progress=progress)
+    one, other = torch.arange(4.0), torch.arange(5.0)
+    together = observer.digest([one, other])
+    listed = b"".join(hashlib.sha256(tensor.numpy().tobytes()).digest() for tensor in (one, other))
+    assert f"{together:064x}" == hashlib.sha256(listed).hexdigest()
+    observer.record_random("torch", torch.get_rng_state())
+    (record,) = observer.finish(rank=0, step=0, run="r1").records
+    assert f"{record.digest:064x}" == hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()

@@ -178,7 +178,7 @@ def test_without_observation_a_flipped_bit_still_shows_in_the_loss(rank: Rank) -
     assert first["site"] == "loss"
 
 
-@pytest.mark.parametrize("checksum", ["xxh3", "mixed", "bitsum"])
+@pytest.mark.parametrize("checksum", ["xxh3", "mixed", "bitsum", "sha256"])
 def test_every_checksum_repeats_and_is_named(rank: Rank, trial: TrialPaths, checksum: str) -> None:
     assert rank(f"checksum={checksum}")["verdict"] == "pass"
     assert {one.checksum for one in _streams(trial)} == {checksum}
@@ -187,6 +187,13 @@ def test_every_checksum_repeats_and_is_named(rank: Rank, trial: TrialPaths, chec
 def test_auto_is_named_as_what_it_was(rank: Rank, trial: TrialPaths) -> None:
     rank("checksum=auto")
     assert {one.checksum for one in _streams(trial)} == {"xxh3"}
+
+
+def test_the_global_fingerprint_takes_the_last_64_bits_of_a_sha256(rank: Rank, trial: TrialPaths) -> None:
+    rank("checksum_mode=global", "checksum=sha256")
+    for line in map(json.loads, trial.records(0).read_text().splitlines()):
+        assert len(line["output_bits"]) == 64
+        assert line["global_bits"] % 2**64 == line["loss_bits"] ^ int(line["output_bits"][-16:], 16)
 
 
 def test_the_global_fingerprint_of_one_rank_is_loss_xor_output(rank: Rank, trial: TrialPaths) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from detsweep.capture import LEVELS, Stream
+from detsweep.capture import LEVELS, Stream, to_line
 from detsweep.fingerprints import local, xxh3
 from detsweep.worker import model as models
 from detsweep.worker.model import RepeatedBlockModel
@@ -105,6 +108,49 @@ def test_records_are_of_what_is_really_there(tmp_path: Path) -> None:
         if one.site == "param":
             assert one.digest == xxh3(parameters[one.name])
     assert stream.digests("loss") == [int(step.loss.view(torch.int32))]
+
+
+def _sha256sum(tensor: Tensor) -> str:
+    """By numpy, which has no bfloat16: its bits are read as those of an integer."""
+    numbers = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
+    return hashlib.sha256(np.ascontiguousarray(numbers.numpy()).tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("clip", ["null", "0.01"])
+def test_gradients_on_record_are_the_sha256_of_what_backward_left(tmp_path: Path, clip: str, dtype: str) -> None:
+    cell = (f"dtype.param={dtype}", f"clip={clip}", "optimizer=sgd", "checksum=sha256")
+    step = prepared(tmp_path, "mode=train", "dtype=fp32", *cell)
+    left: dict[str, Tensor] = {}
+    update = step._update
+
+    def looked_at() -> Tensor | None:
+        left.update(_gradients(step))
+        return update()
+
+    step._update = looked_at  # type: ignore[method-assign]
+    before = _parameters(step)
+    line = json.loads(to_line(step.observed(0, 1).stream, world_size=1))
+    assert {one.dtype for one in left.values()} == {{"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]}
+    assert line["grads"] == {name: _sha256sum(gradient) for name, gradient in left.items()}
+    assert line["params"] == {name: _sha256sum(parameter) for name, parameter in _parameters(step).items()}
+    assert line["params"] != {name: _sha256sum(parameter) for name, parameter in before.items()}
+    assert line["loss_bits"] == int(step.loss.view(torch.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_line_has_the_sha256_of_what_lies_in_memory_in_any_order_and_of_nothing(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    observer = prepared(tmp_path, "checksum=sha256")._observer
+    whole = torch.linspace(-3, 5, 24 * 35).to(dtype).view(24, 35)
+    gradients = {"whole": whole, "turned": whole.t(), "strided": whole[1::3, 2:30:4], "empty": whole[:0]}
+    for name, gradient in gradients.items():
+        observer.record("grad", name, gradient)
+    line = json.loads(to_line(observer.finish(rank=0, step=0, run="r1"), world_size=1))
+    assert line["grads"] == {name: _sha256sum(gradient) for name, gradient in gradients.items()}
+    assert line["grads"]["empty"] == hashlib.sha256(b"").hexdigest()
+    assert len(set(line["grads"].values())) == len(gradients)
 
 
 def test_without_an_optimizer_a_step_changes_no_parameter(tmp_path: Path) -> None:
