@@ -49,13 +49,15 @@ class Side:
     stored: int | None = None
     xxh3: str | None = None
 
-    def to_json(self) -> list[Any]:
-        row = [self.dtype, list(self.shape), self.digest]
+    def to_json(self, *, strong: bool = False) -> list[Any]:
+        """`strong`: the digest is a SHA-256, of which a reader gets the 64 digits that sha256sum prints."""
+        row = [self.dtype, list(self.shape), f"{self.digest:064x}" if strong else self.digest]
         return row if self.offset is None else [*row, self.offset, self.stored, self.xxh3]
 
     @staticmethod
     def from_json(row: list[Any]) -> Side:
         dtype, shape, digest, *kept = row
+        digest = int(digest, 16) if isinstance(digest, str) else digest
         return Side(dtype, tuple(shape), digest, *kept)
 
 
@@ -81,8 +83,8 @@ class Call:
     inputs: tuple[Side, ...]
     outputs: tuple[Side, ...]
 
-    def to_line(self) -> bytes:
-        """One line of JSON. Keys that say nothing are left out."""
+    def to_line(self, *, strong: bool = False) -> bytes:
+        """One line of JSON. Keys that say nothing are left out. `strong`: see Side.to_json."""
         payload = {
             "seq": self.seq,
             "kind": self.kind,
@@ -94,8 +96,8 @@ class Call:
             "reduce": self.reduce,
             "async": self.asynchronous,
             "args": dict(self.arguments),
-            "in": [side.to_json() for side in self.inputs],
-            "out": [side.to_json() for side in self.outputs],
+            "in": [side.to_json(strong=strong) for side in self.inputs],
+            "out": [side.to_json(strong=strong) for side in self.outputs],
         }
         kept = {key: value for key, value in payload.items() if value not in (None, {}, [], "")}
         return json.dumps(kept, separators=(",", ":")).encode() + b"\n"

@@ -84,7 +84,7 @@ class Writer:
         """End the open step, and with it the oldest that need not be kept any more."""
         assert self._step is not None
         step = self._step
-        lines = [header.to_line(), *(call.to_line() for call in calls)]
+        lines = [header.to_line(), *(call.to_line(strong=header.checksum == "sha256") for call in calls)]
         text = b"".join(lines)
         text += end_line(text, calls=len(lines) - 1, payload_bytes=step.size, complete=complete)
         self._count("log", len(text), step.number)
