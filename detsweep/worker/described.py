@@ -118,7 +118,17 @@ def _reduce_of_caller() -> str | None:
     """
     frame, hops = sys._getframe(2), 0
     while frame is not None and hops < 24:
-        if frame.f_code.co_filename.endswith("distributed_c10d.py") and "op" in frame.f_locals:
-            return str(frame.f_locals["op"]).rpartition(".")[2].lower()
+        if frame.f_code.co_filename.endswith("distributed_c10d.py") and (word := _reduce_among(frame.f_locals)):
+            return word
         frame, hops = frame.f_back, hops + 1  # type: ignore[assignment]
     return None
+
+
+def _reduce_among(names: Mapping[str, Any]) -> str | None:
+    """The reduce operation among a function's variables; of calls that were gathered, that of the first, as of all."""
+    gathered = names.get("op_list")
+    operation = gathered[0].redop if gathered else names.get("op")
+    # Objects of the one class look like those of the other to isinstance, and print their address.
+    if type(operation) is dist.ReduceOp:
+        operation = operation.op  # type: ignore[attr-defined]
+    return operation.name.lower() if isinstance(operation, dist.ReduceOp.RedOpType) else None
