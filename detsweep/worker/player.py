@@ -147,6 +147,8 @@ class Player:
         theirs = [(side.dtype, side.shape) for side in call.inputs]
         if mine != theirs:
             raise PartedError(f"{where}: {call.name} is given {mine}, recorded was {theirs}")
+        if None not in (call.reduce, described.reduce) and call.reduce != described.reduce:
+            raise PartedError(f"{where}: {call.name} reduces by {described.reduce}, recorded was {call.reduce}")
         if dict(call.arguments) != _as_json(described.arguments) or call.ranks != described.ranks:
             said = f"{dict(described.arguments)} among ranks {list(described.ranks)}"
             raise PartedError(
