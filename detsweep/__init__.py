@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from detsweep.analysis import Sweep, load
+    from detsweep.program import record
 
 __version__ = "0.1.0"
-__all__ = ["Sweep", "__version__", "load"]
+__all__ = ["Sweep", "__version__", "load", "record"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,4 +18,8 @@ def __getattr__(name: str) -> Any:
         from detsweep import analysis
 
         return getattr(analysis, name)
+    if name == "record":
+        from detsweep.program import record
+
+        return record
     raise AttributeError(f"module 'detsweep' has no attribute {name!r}")

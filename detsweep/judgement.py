@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from detsweep import modes
+from detsweep import modes, playbacks
 from detsweep.capture import Stream
 from detsweep.causes import attribute
 from detsweep.compare import Divergence, compare, recomputed, run_number, vote, when
@@ -66,6 +66,10 @@ def judge(
             before=_step_before(config, streams, step, run),
         ).values()
     )
+    played: list[str] = []
+    if config["mode"]["name"] == "playback":
+        replayed = playbacks.attributed(config, replayed)
+        played = list(playbacks.notes(config, replayed))
     if config["mode"]["name"] != "lockstep":
         judged = [{**rank, "divergences": _json(replayed.get(rank["rank"], []))} for rank in ranks]
         compared = modes.replays(config)
@@ -74,7 +78,7 @@ def judge(
         compared = config["steps"] * config["runs"]
     if notes is None:
         notes = [note for rank, own in streams.items() for note in notes_of(rank, own)]
-    return Judged(judged, compared, _loss(config, judged, streams), [*_ties(config, judged), *notes])
+    return Judged(judged, compared, _loss(config, judged, streams), [*_ties(config, judged), *played, *notes])
 
 
 def _lockstep(

@@ -150,10 +150,6 @@ class RecordingPaths:
         """What came out of the last replay of a rank."""
         return self.folder / f"replay-rank{rank:03d}.json"
 
-    def progress(self, rank: int) -> Path:
-        """How far the last replay of a rank has come."""
-        return self.folder / f".replay-rank{rank:03d}.progress"
-
 
 @dataclass(frozen=True)
 class RankRecordingPaths:

@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from detsweep.paths import TrialPaths, read_json
+from detsweep.paths import RecordingPaths, TrialPaths, read_json
 from detsweep.recording import Call, RankRecording, RecordingError, open_rank
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is replayed: the recording of a trial (with its spec), or of a program of the user's own (without)."""
+
+    folder: Path
+    recording: RecordingPaths
+    spec: Mapping[str, Any] | None
+    about: Mapping[str, Any]
+
+
+def subject_of(folder: Path) -> Subject:
+    """The recording that a folder is, or the only one below it. Raises RecordingError where there is none."""
+    if (own := RecordingPaths(folder.absolute())).about.exists():
+        return Subject(own.folder, own, None, read_json(own.about))
+    trial = trial_of(folder)
+    return Subject(trial.folder, trial.recording, spec_of(trial), read_json(trial.recording.about))
 
 
 def trial_of(folder: Path) -> TrialPaths:
@@ -54,13 +73,13 @@ def notes(about: Mapping[str, Any], device: str) -> Iterator[str]:
         yield f"recorded on {about['device']}, replayed on {device}: kernels are others, and give other bits"
 
 
-def diff(one: TrialPaths, other: TrialPaths) -> tuple[list[str], bool]:
+def diff(one: RecordingPaths, other: RecordingPaths) -> tuple[list[str], bool]:
     """Two recordings, rank by rank, up to the first call in which they differ: lines, and whether all is equal.
 
     Where a collective is given the same and delivers something else, the difference came from another rank or from the
     collective; where it is given something else, from this rank's own compute since the call before.
     """
-    pair = [read_json(trial.recording.about) for trial in (one, other)]
+    pair = [read_json(recording.about) for recording in (one, other)]
     sizes = [int(about["world_size"]) for about in pair]
     if sizes[0] != sizes[1]:
         raise RecordingError(f"{one.folder} is of {sizes[0]} ranks, {other.folder} of {sizes[1]}")
@@ -68,7 +87,7 @@ def diff(one: TrialPaths, other: TrialPaths) -> tuple[list[str], bool]:
         raise RecordingError(f"checksum {pair[0]['checksum']} cannot be compared with {pair[1]['checksum']}")
     lines, same = [], True
     for rank in range(sizes[0]):
-        mine, theirs = open_rank(one.recording, rank), open_rank(other.recording, rank)
+        mine, theirs = open_rank(one, rank), open_rank(other, rank)
         line, equal = _diff_rank(mine, theirs)
         same &= equal
         lines.append(f"rank {rank}: {line}")

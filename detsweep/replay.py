@@ -23,6 +23,7 @@ from detsweep.orphans import PARENT_VARIABLE
 from detsweep.output import tolerate_broken_output
 from detsweep.paths import FileError, TrialPaths, conf_dir, read_json, write_json
 from detsweep.recording import RankRecording, open_rank
+from detsweep.recordings import Subject
 from detsweep.replays import Pass, Request
 
 WRONG, FAILED = 2, 3
@@ -60,28 +61,26 @@ def main() -> int:
 
 def _replay(words: Sequence[str]) -> int:
     asked = _parser().parse_args(words)
-    trial = recordings.trial_of(Path(asked.folder))
-    spec = recordings.spec_of(trial)
-    world_size = int(spec["world_size"])
+    subject = recordings.subject_of(Path(asked.folder))
+    world_size = int(subject.about["world_size"])
     ranks = list(range(world_size)) if asked.all else [asked.rank]
-    opened = [open_rank(trial.recording, rank) for rank in ranks]
-    requests = [_request(asked, trial, spec, one) for one in opened]
-    for line in recordings.notes(opened[0].about, requests[0].device):
+    requests = [_request(asked, subject, open_rank(subject.recording, rank)) for rank in ranks]
+    for line in recordings.notes(subject.about, requests[0].device):
         print(f"note: {line}")
     worst = 0
     for request in requests:
-        passes, seconds = _run(request, spec, trial)
+        passes, seconds = _run(request, subject)
         if isinstance(passes, int):
             worst = max(worst, passes)
             continue
-        print("\n".join(replayreport.lines(request, passes, seconds)))
+        print("\n".join(replayreport.lines(request, passes, seconds)), flush=True)
         worst = max(worst, 0 if all(found.clean for found in passes) else 1)
     if len(ranks) > 1:
         print({0: f"all {len(ranks)} ranks are bit for bit as recorded"}.get(worst, "not all ranks are as recorded"))
     return worst
 
 
-def _request(asked: argparse.Namespace, trial: TrialPaths, spec: Mapping[str, Any], one: RankRecording) -> Request:
+def _request(asked: argparse.Namespace, subject: Subject, one: RankRecording) -> Request:
     """What to ask of a rank. Raises FileError or ValueError for what the recording does not have."""
     first, last = _steps(asked.step)
     window = one.window(first, last)
@@ -94,13 +93,15 @@ def _request(asked: argparse.Namespace, trial: TrialPaths, spec: Mapping[str, An
                 f"{recorded.paths.log(number)} was recorded with record.payload=digest: there is nothing to replay with"
             )
     device = asked.device or str(one.about["device"])
+    if subject.spec is None:
+        _only_of_trials(asked, device, str(one.about["device"]))
     if device == "cuda" and not visible_gpus():
         raise ValueError("--device cuda: this machine has no GPU (valid: cpu)")
     if asked.until is not None and not 0 <= asked.until < len(one.step(window[-1]).calls):
         calls = len(one.step(window[-1]).calls)
         raise ValueError(f"--until {asked.until}: step {window[-1]} has calls 0 to {calls - 1}")
     return Request(
-        str(trial.folder),
+        str(subject.folder),
         one.rank,
         window[0],
         first,
@@ -111,40 +112,70 @@ def _request(asked: argparse.Namespace, trial: TrialPaths, spec: Mapping[str, An
         asked.until,
         asked.pdb,
         asked.with_fault,
-        _settings(asked.mitigation, spec),
+        _settings(asked.mitigation, subject.spec),
     )
 
 
-def _run(request: Request, spec: Mapping[str, Any], trial: TrialPaths) -> tuple[list[Pass] | int, float]:
-    """Replay in a process of its own: its passes and the wall time, or the exit code where it failed."""
+def _only_of_trials(asked: argparse.Namespace, device: str, recorded: str) -> None:
+    """Of a program of the user's own detsweep does not know how to build what it would need."""
+    if device != recorded:
+        raise ValueError(
+            f"--device {device}: the program that was recorded chooses its device itself, it took {recorded}"
+        )
+    for name, value, unset in (
+        ("observe", asked.observe, None),
+        ("repeat", asked.repeat, 1),
+        ("pdb", asked.pdb, False),
+    ):
+        if value != unset:
+            raise ValueError(f"--{name}: only of recordings that mode=record made, not of a program of your own")
 
-    gpus = visible_gpus()[:1] if request.device == "cuda" else ()
-    wanted = {**spec, "config": {**spec["config"], "device": request.device}}
-    if request.settings is not None:
-        wanted["settings"] = request.settings
-    variables = environment_of(wanted, os.environ, gpus, trial).variables
-    variables |= {
-        "RANK": str(request.rank),
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": str(spec["world_size"]),
-        PARENT_VARIABLE: str(os.getpid()),
-    }
+
+def _run(request: Request, subject: Subject) -> tuple[list[Pass] | int, float]:
+    """Replay in a process of its own: its passes and the wall time, or the exit code where it failed."""
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         asked, answer = Path(scratch) / "request.json", Path(scratch) / "answer.json"
         write_json(asked, request.to_json())
-        command = [sys.executable, "-m", "detsweep.worker.solo", str(asked), str(answer)]
-        ended = subprocess.run(command, env=variables, check=False)
+        if subject.spec is not None:
+            command, where = [sys.executable, "-m", "detsweep.worker.solo", str(asked), str(answer)], None
+        else:
+            program = subject.about["program"]
+            command = [sys.executable, "-m", "detsweep.worker.rerun", str(asked), *program["argv"]]
+            where = program["cwd"]
+            if not (Path(where) / program["argv"][0]).exists():
+                raise FileError(f"{program['argv'][0]}, the program that was recorded, is not there any more")
+        ended = subprocess.run(command, env=_variables(request, subject), cwd=where, check=False)
         if ended.returncode != 0 or not answer.exists():
-            if ended.returncode != WRONG:
-                print(
-                    f"detsweep: the replay of rank {request.rank} failed (exit code {ended.returncode})",
-                    file=sys.stderr,
-                )
-            return (WRONG if ended.returncode == WRONG else FAILED), 0.0
+            if ended.returncode == WRONG:
+                return WRONG, 0.0
+            said = f"exit code {ended.returncode}" if ended.returncode else "it never came to the end of its steps"
+            print(f"detsweep: the replay of rank {request.rank} failed ({said})", file=sys.stderr)
+            return FAILED, 0.0
         found = read_json(answer)
-        write_json(trial.recording.replay(request.rank), found)
+        write_json(subject.recording.replay(request.rank), found)
     return [Pass.from_json(one) for one in found["passes"]], time.perf_counter() - begun
+
+
+def _variables(request: Request, subject: Subject) -> dict[str, str]:
+    """The environment of the process that replays: that of the trial's ranks, or of a program the shell's own."""
+    spec = subject.spec
+    if spec is None:
+        variables = dict(os.environ)
+        for name, value in (request.settings or {"env": {}})["env"].items():
+            variables.pop(name, None)
+            variables |= {} if value is None else {name: value}
+    else:
+        gpus = visible_gpus()[:1] if request.device == "cuda" else ()
+        settings = spec["settings"] if request.settings is None else request.settings
+        wanted = {**spec, "settings": settings, "config": {**spec["config"], "device": request.device}}
+        variables = environment_of(wanted, os.environ, gpus, TrialPaths(subject.folder)).variables
+    return variables | {
+        "RANK": str(request.rank),
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(subject.about["world_size"]),
+        PARENT_VARIABLE: str(os.getpid()),
+    }
 
 
 def _steps(text: str | None) -> tuple[int | None, int | None]:
@@ -158,13 +189,13 @@ def _steps(text: str | None) -> tuple[int | None, int | None]:
         raise ValueError(f"--step {text}: valid: a number (17) or a range (10..12)") from None
 
 
-def _settings(names: Sequence[str], spec: Mapping[str, Any]) -> dict[str, Any] | None:
+def _settings(names: Sequence[str], spec: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The recording's settings with more presets on top; None where none is asked for."""
     if not names:
         return None
     presets = mitigations.load_presets([conf_dir()])
     more = mitigations.chosen(presets, list(names), "--mitigation")
-    config = spec["config"]
+    config = {"mitigation": {}, "env": {}} if spec is None else spec["config"]
     together = {**config["mitigation"], **{preset.name: preset.raw() for preset in more}}
     return mitigations.combine(together, config["env"]).to_json()
 
@@ -174,7 +205,7 @@ def _diff(words: Sequence[str]) -> int:
     parser.add_argument("a", help="trial folder of the one")
     parser.add_argument("b", help="trial folder of the other")
     asked = parser.parse_args(words)
-    lines, same = recordings.diff(recordings.trial_of(Path(asked.a)), recordings.trial_of(Path(asked.b)))
+    lines, same = recordings.diff(*(recordings.subject_of(Path(folder)).recording for folder in (asked.a, asked.b)))
     print("\n".join(lines))
     return 0 if same else 1
 

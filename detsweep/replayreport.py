@@ -25,6 +25,7 @@ def lines(request: Request, passes: Sequence[Pass], seconds: float) -> Iterator[
     else:
         yield f"{where}: not as recorded, in {seconds:.1f} s"
         yield from (f"  {line}" for line in _differences(unclean))
+    yield from (f"  {line}" for line in first.notes)
     if first.ended is not None:
         yield f"  {first.ended}"
     if len(passes) > 1:

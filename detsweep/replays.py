@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+REPLAY_VARIABLE = "DETSWEEP_REPLAY"
+"""Names the file with the request in the process that replays a program of the user's own."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -41,7 +44,8 @@ class Pass:
     does; `operators`: what ran between the last that is equal and the first that differs, where that was observed.
     `inputs`: how many inputs of collectives were checked, `mismatches` how many differ; `mismatch`: the first of them.
     `parted`: where the program went another way than when it was recorded; `ended`: where the replay stopped because
-    it was told to, or because the recording does. `digest`: of all that was seen, to compare passes with each other.
+    it was told to, or because the recording does. `notes`: what else stands out. `digest`: of all
+    that was seen, to compare passes with each other.
     """
 
     records: int
@@ -53,6 +57,7 @@ class Pass:
     mismatch: Mapping[str, Any] | None
     parted: str | None
     ended: str | None
+    notes: tuple[str, ...]
     seconds: float
     digest: str
 
@@ -65,4 +70,5 @@ class Pass:
 
     @staticmethod
     def from_json(payload: Mapping[str, Any]) -> Pass:
-        return Pass(**{**payload, "operators": tuple(payload["operators"])})
+        lists = {key: tuple(payload[key]) for key in ("operators", "notes")}
+        return Pass(**{**payload, **lists})

@@ -50,12 +50,14 @@ class Collectives:
         try:
             yield
         finally:
-            del self._layers[place]
+            self._layers.pop(place, None)
             if not self._layers:
-                for library in self._libraries:
-                    # What a library does when it is collected; but it must not see the next step.
-                    library._destroy()
-                self._libraries.clear()
+                self._unhook()
+
+    def clear(self) -> None:
+        """Take all layers away, where the contexts that they belong to were left without their end."""
+        self._layers.clear()
+        self._unhook()
 
     def _hook(self) -> None:
         for namespace in COLLECTIVES:
@@ -63,6 +65,12 @@ class Collectives:
             self._libraries.append(library)
             for func in _all_of(namespace):
                 library.impl(func.name().partition("::")[2], self._through(func), _KEY.name, with_keyset=True)
+
+    def _unhook(self) -> None:
+        for library in self._libraries:
+            # What a library does when it is collected; but it must not see the next step.
+            library._destroy()
+        self._libraries.clear()
 
     def _through(self, func: Any) -> Callable[..., Any]:
         def call(keys: Any, *args: Any, **kwargs: Any) -> Any:

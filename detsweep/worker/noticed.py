@@ -30,9 +30,15 @@ class Noticed:
         self._device = device
         self._losses: deque[float] = deque(maxlen=USUAL)
         self._norms: deque[float] = deque(maxlen=USUAL)
+        self.first: str | None = None
+
+    def look(self, runs: Sequence[Stream], loss: float, model: nn.Module) -> str | None:
+        """What went wrong in a step on any rank, in words; None where nothing did. All ranks must look at each step."""
+        self.first = self._anywhere(self.in_step(runs, loss, model))
+        return self.first
 
     def in_step(self, runs: Sequence[Stream], loss: float, model: nn.Module) -> str | None:
-        """What went wrong in a step, in words; None where nothing did. `runs`: all that were made of it."""
+        """What went wrong in a step on this rank; None where nothing did. `runs`: all that were made of it."""
         first, *others = runs
         for other in others:
             if (parted := compare(first, other).first) is not None:
@@ -42,8 +48,7 @@ class Noticed:
             return f"step {first.step}: {count} values of {name} are not finite"
         return None if self._spike is None else self._spiked(first.step, loss, _norm(model))
 
-    def anywhere(self, reason: str | None) -> str | None:
-        """What went wrong on this rank, or that it was another one; every rank must ask, and all get an answer."""
+    def _anywhere(self, reason: str | None) -> str | None:
         worst = torch.tensor(dist.get_rank() if reason is not None else dist.get_world_size(), device=self._device)
         dist.all_reduce(worst, op=dist.ReduceOp.MIN)
         rank = int(worst.item())

@@ -36,7 +36,7 @@ class Observer:
         level: str,
         checksum: str,
         fingerprint: Callable[[Tensor], Digest],
-        progress: Progress,
+        progress: Progress | None = None,
         collectives: Collectives | None = None,
         compiled: bool = False,
     ) -> None:
@@ -117,6 +117,7 @@ class Observer:
         """Hook what the level asks for while the step runs inside this context; at level `off`, hook nothing."""
         with ExitStack() as stack:
             if self.level != "off":
+                assert self._progress is not None
                 hooks = ModuleHooks(self._model, self, self._progress, submodules=self.level in ("module", "op"))
                 stack.enter_context(hooks)
                 self._hooks = hooks

@@ -40,13 +40,15 @@ def record(step: TrainingStep, config: Mapping[str, Any], recorder: Recorder) ->
                 start.restore()
                 runs.append(step.observed(number, run))
             end.restore()
-        reason = noticed.anywhere(noticed.in_step([run.stream for run in runs], float(step.loss), step.model))
-        if reason is not None:
-            recorder.note(reason)
-            if wanted["keep"] is not None:
-                recorder.stop(f"the last steps up to {number} are kept: {reason}")
+        if noticed.first is None and (
+            reason := noticed.look([run.stream for run in runs], float(step.loss), step.model)
+        ):
+            kept = "" if wanted["keep"] is None else f": the last steps up to {number} are kept"
+            recorder.note(f"{reason}{kept}")
+            if kept:
+                recorder.stop()
         yield Done(tuple(runs), plain if number == 0 else ())
-    if wanted["keep"] is not None and recorder.ended is None:
+    if wanted["keep"] is not None and recorder.on:
         recorder.keep_nothing(f"nothing went wrong in {steps} steps, so that nothing is kept (record.keep)")
     recorder.close()
 
@@ -60,8 +62,8 @@ def playback(
         start = Snapshot.take(step.model, step.device, step.optimizer)
         runs = [_recorded(step, number, recorder)]
         end = Snapshot.take(step.model, step.device, step.optimizer)
-        if recorder.ended is not None:
-            raise RuntimeError(f"mode=playback: {recorder.ended}")
+        if not recorder.on:
+            raise RuntimeError(f"mode=playback: {'; '.join(recorder.notes)}")
         for run in range(2, config["runs"] + 1):
             start.restore()
             if not modes.fed(config, run):

@@ -53,7 +53,8 @@ class Recorder:
     """Records the steps of one rank that run inside `step`.
 
     `position` says where in the model execution is. When the disk is full, or the recording has reached its limit,
-    recording ends and the run goes on: `ended` says why, and what is on disk ends with the last whole step.
+    recording ends and the run goes on: it is not `on` any more, `notes` say why, and what is on disk ends with the last
+    whole step.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Recorder:
         self._snapshot: str | None = None
         self._first: int | None = None
         self._last: int | None = None
-        self.ended: str | None = None
+        self.on = True
         self.notes: list[str] = []
 
     @contextmanager
@@ -89,11 +90,11 @@ class Recorder:
         """Record what happens inside this context as a step; first a snapshot, where one is due."""
         self._entries.clear()
         self._describer.begin()
-        if self.ended is None:
+        if self.on:
             with self._ends_when_full(number):
                 self._take_snapshot(number, model, optimizer)
                 self._writer.begin(number)
-        if self.ended is not None:
+        if not self.on:
             yield
             return
         try:
@@ -118,7 +119,7 @@ class Recorder:
 
     def data(self, name: str, tensors: Sequence[Tensor]) -> None:
         """Record data that the program got from outside: token ids, labels."""
-        if self.ended is None:
+        if self.on:
             described = Described("", name, "before", "", (), None, None, {})
             entry = _Entry(DATA, described, [])
             self._entries.append(entry)
@@ -132,12 +133,12 @@ class Recorder:
     def keep_nothing(self, reason: str) -> None:
         """Remove the recording: nothing happened for which it would be kept."""
         self._writer.drop_all()
-        self.stop(reason)
-
-    def stop(self, reason: str) -> None:
-        """Record no more; `reason` is written down."""
-        self.ended = self.ended or reason
         self.note(reason)
+        self.stop()
+
+    def stop(self) -> None:
+        """Record no more; what is on disk stays."""
+        self.on = False
 
     def note(self, line: str) -> None:
         """Something to be said of this recording, once."""
@@ -149,7 +150,12 @@ class Recorder:
         try:
             write_json(self._paths.end, self.to_json())
         except OSError as error:
-            self.stop(f"{self._paths.end} cannot be written: {error.strerror}")
+            self._full(f"{self._paths.end} cannot be written: {error.strerror}")
+
+    def _full(self, reason: str) -> None:
+        after = "before its first step" if self._last is None else f"with step {self._last}"
+        self.note(f"recording ended {after}: {reason}")
+        self.stop()
 
     def to_json(self) -> dict[str, Any]:
         """How the recording went: notes, and the bytes ever written by kind, whether or not they are still there."""
@@ -161,12 +167,12 @@ class Recorder:
     def _side(self, tensor: Tensor, *, keep: bool) -> _Side:
         own = local(tensor)
         side = _Side(str(own.dtype).removeprefix("torch."), tuple(own.shape), self._fingerprint(own))
-        if keep and self.ended is None:
+        if keep and self.on:
             if own.device.type == "cpu":
                 try:
                     side.stored = self._writer.store(host_bytes(own))
                 except FullError as error:
-                    self.stop(f"recording ended: {error}")
+                    self._full(str(error))
             else:
                 # Without stopping the device: it arrives by the end of the step.
                 side.on_host = torch.empty(own.shape, dtype=own.dtype, pin_memory=True)
@@ -195,7 +201,7 @@ class Recorder:
             self._writer.snapshot(number, path.stat().st_size)
 
     def _end(self, number: int, *, complete: bool) -> None:
-        if self.ended is not None:
+        if not self.on:
             self._writer.abandon(number)
             return
         if self._device.type == "cuda":
@@ -227,7 +233,7 @@ class Recorder:
             yield
         except (FullError, OSError) as error:
             self._writer.abandon(number)
-            self.stop(f"recording ended: {error}")
+            self._full(str(error))
 
 
 def _kept(side: _Side, digest: int) -> Side:

@@ -1,0 +1,261 @@
+"""Recording a training program of one's own, and playing one of its ranks back: `detsweep.record`.
+
+    with detsweep.record("runs/poc", model, optimizer) as tape:
+        for step in tape.steps(5):
+            x, y = tape.data("batch", *next(batches))
+            ...
+
+The same program is what replays: `python -m detsweep.replay runs/poc --rank 1` runs it again as one process, whose
+process group answers from the tape, and whose steps begin at a snapshot.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from detsweep import fingerprints
+from detsweep.capture import Stream, read_streams, write_streams
+from detsweep.fingerprints import local
+from detsweep.paths import RecordingPaths, write_json
+from detsweep.recording import RankRecording, open_rank
+from detsweep.replays import REPLAY_VARIABLE, Request
+from detsweep.worker import state
+from detsweep.worker.observe import Observer
+from detsweep.worker.passes import Seen, judged
+from detsweep.worker.player import PartedError, Player, UntilError
+from detsweep.worker.recorder import Options, Recorder
+from detsweep.worker.snapshot import RandomState
+from detsweep.worker.tape import about
+
+
+class Tape:
+    """One rank of a program that is recorded, or that is replayed: see `record`.
+
+    Of every step it keeps fingerprints: random states, parameters and optimizer state before and after, gradients as
+    they are when the optimizer takes its step, and what is given to `fingerprint`.
+    """
+
+    def __init__(
+        self,
+        recording: RecordingPaths,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        *,
+        checksum: str,
+        options: Options,
+        replay: Request | None,
+    ) -> None:
+        self._recording, self._model, self._optimizer = recording, model, optimizer
+        self._rank = dist.get_rank()
+        self._device = local(next(model.parameters())).device
+        self._checksum, fingerprint = fingerprints.select(checksum, self._device.type)
+        self._observer = Observer(
+            cast(Any, model),
+            level="off",
+            checksum=self._checksum,
+            fingerprint=fingerprint,
+        )
+        self._stack = ExitStack()
+        self._open = ExitStack()
+        self._step = -1
+        self._begun = time.perf_counter()
+        self._recorder: Recorder | None = None
+        self._player: Player | None = None
+        if replay is None:
+            self._recorder = self._begin_recording(options, fingerprint)
+        else:
+            self._request, self._seen = replay, Seen([])
+            self._tape: RankRecording = open_rank(recording, self._rank)
+            self._player = Player(
+                self._observer.collectives,
+                fingerprint=fingerprint,
+                position=self._observer.position,
+                device=self._device,
+            )
+
+    def __enter__(self) -> Tape:
+        if self._optimizer is not None:
+            handle = self._optimizer.register_step_pre_hook(lambda *_: self._gradients())
+            self._stack.callback(handle.remove)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        with self._stack:
+            over = isinstance(error, (PartedError, UntilError))
+            if over and self._player is not None:
+                self._broken_off(error)
+            else:
+                self._open.__exit__(kind, error, trace)
+            if self._recorder is not None:
+                self._recorder.close()
+            elif error is None or over:
+                self._answer()
+        return over and self._player is not None
+
+    def steps(self, count: int, *, first: int = 0) -> Iterator[int]:
+        """The numbers of the steps to run: all `count` from `first` on, or of a replay those that are asked for.
+
+        What the program does in the loop's body is the step.
+        """
+        wanted = range(first, first + count)
+        if self._player is not None:
+            wanted = range(self._request.start, self._request.last + 1)
+            recorded = self._tape.step(self._request.start)
+            recorded.check_snapshot()
+            state.load(recorded.paths.snapshot(self._request.start), self._model, self._optimizer, self._device)
+        for number in wanted:
+            self._begin(number)
+            yield number
+            self._end()
+
+    def data(self, name: str, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Data that come from outside the step: recorded as they are, or in their place those that were recorded."""
+        if self._player is not None:
+            tensors = tuple(self._player.data(name))
+        elif self._recorder is not None:
+            self._recorder.data(name, tensors)
+        for tensor in tensors:
+            self._observer.record("input", name, tensor)
+        return tensors
+
+    def fingerprint(self, site: str, name: str, tensor: Tensor) -> None:
+        """A fingerprint of the program's own: of logits, or whatever it wants compared; of a `loss` its raw bits."""
+        bits = fingerprints.raw_bits(tensor) if site == "loss" and tensor.dim() == 0 else None
+        self._observer.record(site, name, tensor, digest=bits)
+
+    def _begin_recording(self, options: Options, fingerprint: Any) -> Recorder:
+        paths, rank = self._recording.rank(self._rank), self._rank
+        if paths.folder.exists():
+            raise FileExistsError(f"{paths.folder} exists: a recording is not written over; use another folder")
+        paths.folder.mkdir(parents=True)
+        if rank == 0:
+            program = {"argv": [str(Path(sys.argv[0]).absolute()), *sys.argv[1:]], "cwd": str(Path.cwd())}
+            whole = about(dist.get_world_size(), self._checksum, self._device, {"program": program})
+            write_json(self._recording.about, whole)
+        return Recorder(
+            self._observer.collectives,
+            paths,
+            options,
+            rank=rank,
+            checksum=self._checksum,
+            fingerprint=fingerprint,
+            position=self._observer.position,
+            device=self._device,
+        )
+
+    def _begin(self, number: int) -> None:
+        self._step = number
+        self._observer.phase = "before"
+        if self._recorder is not None:
+            self._open.enter_context(self._recorder.step(number, self._model, self._optimizer))
+        elif self._player is not None:
+            until = self._request.until if number == self._request.last else None
+            self._open.enter_context(self._player.step(self._tape.step(number), until=until))
+        self._state()
+        self._observer.phase = "forward"
+
+    def _end(self) -> None:
+        self._observer.phase = "after"
+        self._state()
+        # Closes the step: it waits for what is under way, and may find that the program went another way.
+        self._open.close()
+        stream = self._finished()
+        if self._recorder is not None:
+            write_streams(self._recording.records(self._rank), [stream], world_size=dist.get_world_size())
+        else:
+            self._seen.streams.append(stream)
+
+    def _finished(self) -> Stream:
+        return self._observer.finish(rank=self._rank, step=self._step, run="r1")
+
+    def _gradients(self) -> None:
+        self._observer.phase = "backward"
+        for name, parameter in self._model.named_parameters():
+            if parameter.grad is not None:
+                self._observer.record("grad", name, parameter.grad)
+                self._observer.count_nonfinite(name, parameter.grad)
+        self._observer.phase = "optimizer"
+
+    def _state(self) -> None:
+        observer = self._observer
+        for name, value in RandomState.now(self._device).tensors().items():
+            observer.record_random(name, value)
+        for name, parameter in self._model.named_parameters():
+            observer.record("param", name, parameter)
+            for key, value in sorted((self._optimizer.state.get(parameter, {}) if self._optimizer else {}).items()):
+                if isinstance(value, Tensor):
+                    observer.record("optim", f"{name}.{key}", value)
+        for name, buffer in self._model.named_buffers():
+            observer.record("buffer", name, buffer)
+
+    def _broken_off(self, error: BaseException | None) -> None:
+        """The replay ended inside a step: what it has seen of it until then is compared all the same."""
+        recorded = self._tape.step(self._step)
+        self._seen.end(error, recorded)
+        self._open.pop_all()
+        self._observer.collectives.clear()
+        self._seen.streams.append(self._finished())
+
+    def _answer(self) -> None:
+        assert self._player is not None
+        recorded = {one.step: one for one in read_streams(self._recording.records(self._rank))}
+        found = judged(
+            self._request,
+            self._seen,
+            recorded,
+            self._player,
+            seconds=time.perf_counter() - self._begun,
+            aligned=True,
+        )
+        answer = {"request": self._request.to_json(), "passes": [found.to_json()]}
+        write_json(Path(os.environ[REPLAY_VARIABLE]).with_name("answer.json"), answer)
+
+
+def record(
+    folder: str | Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    payload: str = "outputs",
+    checksum: str = "auto",
+    every: int | None = None,
+    keep: int | None = None,
+    compress: str = "none",
+    max_gb: float | None = None,
+) -> Tape:
+    """Record a program's steps on every rank into a folder that all ranks reach; or, in a replay, play one rank back.
+
+    To be called when the process group is open and model and optimizer are built (and sharded). `payload`: `digest`,
+    `outputs` or `all`; `checksum`: as in the configuration of a sweep; `every`: steps between two snapshots; `keep`:
+    only the last so many steps stay on disk; `compress`: `none`, `repeats` or `zlib`; `max_gb`: the most that a rank
+    may have on disk.
+
+    Raises FileExistsError where the folder has a recording of this rank, ValueError for an unknown checksum.
+    """
+    options = Options(payload, compress, every, keep, None if max_gb is None else int(max_gb * 1e9))
+    request = None
+    if (asked := os.environ.get(REPLAY_VARIABLE)) is not None:
+        request = Request(**json.loads(Path(asked).read_text()))
+        checksum = str(open_rank(RecordingPaths(Path(request.trial)), request.rank).about["checksum"])
+    return Tape(
+        RecordingPaths(Path(folder if request is None else request.trial).absolute()),
+        model,
+        optimizer,
+        checksum=checksum,
+        options=options,
+        replay=request,
+    )
