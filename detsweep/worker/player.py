@@ -89,8 +89,12 @@ class Player:
         """
         self._step, self._next, self._until = step, 0, until
         self._describer.begin()
-        with self._collectives.layer(TAPE, self):
-            yield
+        try:
+            with self._collectives.layer(TAPE, self):
+                yield
+        except BaseException:
+            self._collectives.deliveries.forget()
+            raise
         self._settle()
         self._collectives.deliveries.flush()
         left = len(step.calls) - self._next

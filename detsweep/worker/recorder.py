@@ -103,6 +103,7 @@ class Recorder:
                 self._flush()
         except BaseException:
             # Peers may be gone: what is under way is not waited for.
+            self._collectives.deliveries.forget()
             with self._ends_when_full(number):
                 self._end(number, complete=False)
             raise
