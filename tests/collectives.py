@@ -165,6 +165,7 @@ C10D = (
         "c10d.allgather_coalesced_",
         lambda s, i, a: dist.all_gather_coalesced([i], s, async_op=a),
         tensors=2,
+        can_wait=False,
     ),
     Case(
         "all_reduce_coalesced",
@@ -173,6 +174,7 @@ C10D = (
         tensors=2,
         in_place=True,
         reduce="sum",
+        can_wait=False,
     ),
     Case(
         "gathered all_reduce",
