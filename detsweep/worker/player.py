@@ -130,7 +130,7 @@ class Player:
         writes = sides(func)[0]
         targets = list(tensors_in([args[writes]])) if writes is not None else []
         for target, value in zip(targets, outputs, strict=True):
-            # Past autograd's count of versions: a process group does not move it either.
+            # Past autograd's count of versions, which process groups need not move: it is the program that is checked.
             target.data.copy_(value)
         return _answer(func, args, writes, self._collectives.deliveries.kept(DoneWork()))
 
