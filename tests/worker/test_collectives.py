@@ -94,18 +94,21 @@ def test_a_layer_is_told_arguments_and_its_result_is_the_programs() -> None:
 
 
 def test_after_the_last_layer_has_left_nothing_is_hooked() -> None:
+    def hooked() -> bool:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "BackendSelect"))
+
     seen: list[str] = []
     collectives, tensor = Collectives(), torch.ones(1)
     with collectives.layer(OBSERVER, _layer(seen)):
         with collectives.layer(TAPE, _layer(seen)):
             pass
         dist.all_reduce(tensor)
-        assert len(seen) == 2
+        assert (len(seen), hooked()) == (2, True)
     seen.clear()
     dist.all_reduce(tensor)
     assert (functional.all_reduce(tensor, "sum", dist.group.WORLD) + 1).tolist() == [2.0]
     assert seen == []
-    assert not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "BackendSelect")
+    assert not hooked()
 
 
 def test_layers_that_left_by_an_exception_leave_nothing_either() -> None:
