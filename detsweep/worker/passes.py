@@ -51,7 +51,10 @@ def judged(
             first = comparison.first.to_json()
             between = tuple(_between(reference, stream, comparison))
     mismatches = [one for one in player.mismatches if one.step >= request.first]
-    lines = "\n".join(to_line(stream, world_size=0) for stream in wanted)
+    # What was sent is no record at every level: it is seen, and belongs to what passes have in common or not.
+    lines = "\n".join(
+        [*(to_line(stream, world_size=0) for stream in wanted), *(one.words for one in mismatches), str(seen.parted)]
+    )
     return Pass(
         compared,
         dict(differs),
