@@ -12,7 +12,7 @@ from detsweep.capture import Stream, to_line
 from detsweep.compare import Comparison, compare, keyed
 from detsweep.recording import Step
 from detsweep.replays import Pass, Request
-from detsweep.worker.player import PartedError, Player
+from detsweep.worker.player import BeyondError, PartedError, Player
 
 
 @dataclass
@@ -27,10 +27,10 @@ class Seen:
         """The replay stopped inside a step."""
         if not isinstance(error, PartedError):
             self.ended = f"stopped at {error}"
-        elif recorded.complete:
-            self.parted = str(error)
-        else:
+        elif isinstance(error, BeyondError) and not recorded.complete:
             self.ended = f"the recording breaks off in step {recorded.number}, after {len(recorded.calls)} calls"
+        else:
+            self.parted = str(error)
 
 
 def judged(

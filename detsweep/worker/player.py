@@ -26,6 +26,10 @@ class PartedError(RuntimeError):
     """The program issues other collectives than it did when it was recorded."""
 
 
+class BeyondError(PartedError):
+    """The program goes beyond what was recorded; of a step that was broken off that is all there is."""
+
+
 class UntilError(Exception):
     """The call up to which the replay was to go has been reached."""
 
@@ -125,10 +129,13 @@ class Player:
             assert self._step is not None
             raise UntilError(f"step {self._step.number}, call {call.seq}: {call.name} ({call.phase})")
         outputs = [self._tensor(call, side) for side in call.outputs]
-        if func.namespace != "c10d":
-            return _functional(func, args, outputs)
         writes = sides(func)[0]
         targets = list(tensors_in([args[writes]])) if writes is not None else []
+        if not outputs and (targets or func.namespace != "c10d"):
+            assert self._step is not None
+            raise BeyondError(f"step {self._step.number}, call {call.seq}: nobody had waited for {call.name}")
+        if func.namespace != "c10d":
+            return _functional(func, args, outputs)
         for target, value in zip(targets, outputs, strict=True):
             # Past autograd's count of versions, which process groups need not move: it is the program that is checked.
             target.data.copy_(value)
@@ -137,7 +144,7 @@ class Player:
     def _expect(self) -> Call:
         assert self._step is not None
         if self._next >= len(self._step.calls):
-            raise PartedError(f"step {self._step.number}: the program issues more than the {self._next} recorded calls")
+            raise BeyondError(f"step {self._step.number}: the program issues more than the {self._next} recorded calls")
         call = self._step.calls[self._next]
         self._next += 1
         return call

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from detsweep.capture import Stream
 from detsweep.replays import Pass, Request
 from detsweep.worker.passes import Seen, judged
-from detsweep.worker.player import PartedError, UntilError
+from detsweep.worker.player import BeyondError, PartedError, UntilError
 from tests.collectives import Tape
 from tests.support import BLOCK_1_POST, SEQUENCE, full_stream, one_rank, record, stream_of
 
@@ -108,5 +108,10 @@ def test_how_a_step_ended_depends_on_the_recording(tape: Tape) -> None:
     seen.end(PartedError("another"), step)
     assert (seen.ended, seen.parted) == (None, "another")
     seen = Seen([])
-    seen.end(PartedError("more than there are"), broken)
+    seen.end(BeyondError("more than there are"), broken)
     assert (seen.ended, seen.parted) == ("the recording breaks off in step 1, after 1 calls", None)
+    # The step in which a rank went down is the one that is looked into.
+    for error, recorded in ((PartedError("another"), broken), (BeyondError("another"), step)):
+        seen = Seen([])
+        seen.end(error, recorded)
+        assert (seen.ended, seen.parted) == (None, "another")

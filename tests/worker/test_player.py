@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
 from detsweep.recording import RecordingError
-from detsweep.worker.player import PartedError, UntilError
+from detsweep.worker.player import BeyondError, PartedError, UntilError
 from detsweep.worker.recorder import Options
 from tests.collectives import ISSUED, ISSUED_IDS, MODULE, PHASE, Case, Tape, bits
 from tests.support import one_rank
@@ -257,8 +258,33 @@ def test_a_step_that_broke_off_is_fed_as_far_as_it_goes(tape: Tape) -> None:
     _play(tape, lambda: _reduce(1.0))
     # Fewer than were recorded are none too few.
     _play(tape, lambda: None)
-    with pytest.raises(PartedError, match=r"^step 0: the program issues more than the 1 recorded calls$"):
+    with pytest.raises(BeyondError, match=r"^step 0: the program issues more than the 1 recorded calls$"):
         _play(tape, lambda: _reduce(1.0, 2.0))
+    with pytest.raises(PartedError) as raised:
+        _play(tape, lambda: dist.broadcast(torch.full((4,), 1.0), 0))
+    assert type(raised.value) is PartedError
+
+
+@pytest.mark.parametrize(
+    "issue",
+    [
+        lambda: dist.all_reduce(torch.ones(4), async_op=True),
+        lambda: functional.all_reduce(torch.ones(4), "sum", dist.group.WORLD),
+    ],
+    ids=["c10d", "functional"],
+)
+def test_what_was_under_way_when_a_step_broke_off_is_where_its_replay_ends(
+    tape: Tape, issue: Callable[[], object]
+) -> None:
+    def broken() -> None:
+        _reduce(1.0)
+        issue()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        _record(tape, broken)
+    with pytest.raises(BeyondError, match=r"^step 0, call 1: nobody had waited for \w+.all_?reduce_? #"):
+        _play(tape, broken)
 
 
 def test_a_replay_stops_at_the_call_that_was_named(tape: Tape) -> None:
