@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from detsweep.worker.dispatched import delivered_by, sides, tensors_in
+from detsweep.worker.dispatched import POINT_TO_POINT, delivered_by, operator_of, sides, tensors_in
 
 
 @dataclass
@@ -27,29 +27,51 @@ class Delivery:
     args: tuple[Any, ...]
     result: Any
     then: Callable[[list[Tensor]], None]
+    work: WatchedWork | None = None
     done: bool = False
 
     def take(self) -> None:
-        """It has been waited for, or is now."""
+        """It has been waited for."""
         if not self.done:
             self.done = True
-            self.then(delivered_by(self.func, self.args, sides(self.func)[0], self.result))
+            writes = sides(self.func)[0]
+            if self.func.namespace != "c10d":
+                self.then(delivered_by(self.func, self.args, writes, self.result))
+            else:
+                self.then([] if writes is None else list(tensors_in([self.args[writes]])))
+
+    def finish(self) -> None:
+        """Wait for it, where nobody has."""
+        if self.work is not None and not self.done:
+            self.work.wait()
+        self.take()
 
 
 class WatchedWork(dist.Work):
-    """A work that tells of it when it has been waited for, `quietly`; else it is the work that it stands for."""
+    """A work that tells of it when it has been waited for, `quietly`; else it is the work that it stands for.
+
+    `once`: it is waited for once, whoever asks again. gloo's receive would wait for another message.
+    """
 
     def __init__(
-        self, work: dist.Work, waited: Callable[[], None], quietly: Callable[[], AbstractContextManager[None]]
+        self,
+        work: dist.Work,
+        waited: Callable[[], None],
+        quietly: Callable[[], AbstractContextManager[None]],
+        *,
+        once: bool = False,
     ) -> None:
         super().__init__()
         self._work = work
         self._waited = waited
         self._quietly = quietly
+        self._once = once
         self.over = False
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait as the work itself does, then look at what it brought."""
+        if self._once and self.over:
+            return True
         with self._quietly():
             done = self._work.wait(timeout) if timeout else self._work.wait()
         self._over()
@@ -130,7 +152,10 @@ class Deliveries:
         if not isinstance(boxed, torch.ScriptObject):
             delivery.take()
             return result
-        return with_work(result, self.kept(WatchedWork(dist.Work.unbox(boxed), delivery.take, nullcontext)))
+        # On an accelerator to wait again is to have another stream wait.
+        once = operator_of(func) in POINT_TO_POINT and all(t.device.type == "cpu" for t in tensors_in(args))
+        delivery.work = WatchedWork(dist.Work.unbox(boxed), delivery.take, nullcontext, once=once)
+        return with_work(result, self.kept(delivery.work))
 
     def quiet(self, result: Any, quietly: Callable[[], AbstractContextManager[None]]) -> Any:
         """What to return in a collective's place, so that it is waited for `quietly`.
@@ -167,7 +192,7 @@ class Deliveries:
         """End of a step: wait for what nobody has; returns the works among it, whose buffers may have been reused."""
         late = [delivery for delivery in self._pending if not delivery.done]
         for delivery in late:
-            delivery.take()
+            delivery.finish()
         for store in (self._pending, self._works):
             store.clear()
         self._by_memory.clear()
