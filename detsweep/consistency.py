@@ -81,6 +81,8 @@ def _mode(config: Mapping[str, Any]) -> Iterator[str]:
         for key, unset in (("accum", 1), ("clip", None)):
             if config[key] != unset:
                 yield f"{key}={config[key]}: mode={mode} does not train; use it with mode=train or mode=resume"
+    elif config["optimizer"] == "none" and config["clip"] is not None:
+        yield f"clip={config['clip']}: with optimizer=none no step is taken, and no gradient clipped"
     if config["clip"] is not None and not config["clip"] > 0:
         yield f"clip={config['clip']}: must be above 0, or null for no clipping"
 
