@@ -69,6 +69,13 @@ def test_what_needs_company_says_so_alone(option: str) -> None:
         ("world.nproc_per_node=4", "world.shard_ranks=2"),
         ("fault=campaign", "steps=9", "fault.kinds=[swap,stale_tensor]", "fault.persistence=persistent"),
         ("fault=bit_flip", "fault.site=op", "observe=op"),
+        ("mode=record",),
+        ("mode=record", "runs=3", "steps=4", "accum=2", "clip=1", "optimizer=sgd"),
+        ("mode=record", "optimizer=none", "accum=2"),
+        ("mode=record", "steps=9", "record.first=8", "record.last=8", "record.every=1", "record.compress=zlib"),
+        ("mode=record", "record.keep=1", "record.spike=1", "record.max_gb=0", "record.payload=digest"),
+        ("mode=playback",),
+        ("mode=playback", "runs=7", "record.compress=repeats", "optimizer=none"),
     ],
     ids=" ".join,
 )
@@ -314,3 +321,53 @@ def test_ranks_of_all_nodes_count() -> None:
 @pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SBATCH_QOS", "PMIX_RANK", "SRUN_DEBUG"])
 def test_what_slurm_says_to_its_tasks_is_not_set_by_a_cell(name: str) -> None:
     assert _lines(f"+env.{name}='1'") == [f"env.{name}: the launcher sets it for its ranks"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "shown"),
+    [
+        ("payload", "all", "all"),
+        ("first", "1", "1"),
+        ("last", "1", "1"),
+        ("every", "2", "2"),
+        ("keep", "2", "2"),
+        ("spike", "3", "3.0"),
+        ("compress", "zlib", "zlib"),
+        ("max_gb", "1", "1.0"),
+    ],
+)
+def test_what_is_recorded_is_of_mode_record(key: str, value: str, shown: str) -> None:
+    asked, line = f"record.{key}={value}", f"record.{key}={shown}: only means something with mode=record"
+    for mode in ("mode=replay", "mode=train"):
+        assert _lines(mode, "steps=3", asked) == [line]
+    assert _lines("mode=record", "steps=3", asked) == []
+    # How it is stored is the one thing that a playback leaves to choose.
+    assert _lines("mode=playback", "steps=3", asked) == ([] if key == "compress" else [line])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (("record.every=0",), "record.every=0: must be at least 1, or null"),
+        (("record.keep=0",), "record.keep=0: must be at least 1, or null"),
+        (("record.spike=0.5",), "record.spike=0.5: must be at least 1.0, or null"),
+        (("record.spike=nan",), "record.spike=nan: must be at least 1.0, or null"),
+        (("record.max_gb=-1",), "record.max_gb=-1.0: must be at least 0.0, or null"),
+        (("record.first=2", "record.last=1"), "record.last=1: must be at least 2, or null"),
+        (("record.first=3",), "record.first=3: the last step is 2"),
+        (("record.last=3",), "record.last=3: the last step is 2"),
+        (("optimizer=none", "clip=1"), "clip=1.0: with optimizer=none no step is taken, and no gradient clipped"),
+        (("mode=playback", "runs=2"), "runs=2: mode=playback has r1, r2 fed what r1 received, and r3 live; at least 3"),
+        (("mode=train", "optimizer=none"), "optimizer=none: mode=train takes optimizer steps (valid: adamw, sgd)"),
+        (("mode=resume", "optimizer=none"), "optimizer=none: mode=resume takes optimizer steps (valid: adamw, sgd)"),
+        *(
+            (
+                (f"mode={mode}", "optimizer=none", *more),
+                f"optimizer=none: mode={mode} never takes an optimizer step; it is for mode=record and mode=playback",
+            )
+            for mode, *more in (("replay",), ("lockstep",), ("relaunch", "trials=2"))
+        ),
+    ],
+)
+def test_what_cannot_be_recorded_is_one_line(overrides: tuple[str, ...], line: str) -> None:
+    assert _lines("mode=record", "steps=3", *overrides) == [line]

@@ -6,13 +6,24 @@ import pytest
 
 from detsweep.capture import SITES
 from detsweep.causes import collective_name
-from detsweep.modes import comparable_between_ranks, expected_runs, launches, replays, resumed_at, trains
+from detsweep.modes import (
+    clean_verdict,
+    comparable_between_ranks,
+    expected_runs,
+    fed,
+    launches,
+    records,
+    replays,
+    resumed_at,
+    trains,
+    trajectories,
+)
 from tests.support import compose, record
 
-MODES = ("replay", "relaunch", "lockstep", "train", "resume")
+MODES = ("replay", "relaunch", "lockstep", "train", "resume", "record", "playback")
 
 
-@pytest.mark.parametrize("mode", ["replay", "relaunch", "lockstep"])
+@pytest.mark.parametrize("mode", ["replay", "relaunch", "lockstep", "record", "playback"])
 def test_the_runs_of_a_step_follow_each_other(mode: str) -> None:
     config = compose(f"mode={mode}", "steps=2", "runs=3")
     assert expected_runs(config) == [(0, "r1"), (0, "r2"), (0, "r3"), (1, "r1"), (1, "r2"), (1, "r3")]
@@ -31,12 +42,37 @@ def test_every_run_but_the_first_of_its_step_is_a_replay(mode: str) -> None:
     assert replays(compose(f"mode={mode}", "runs=1")) == 0
 
 
-def test_only_trajectories_train_and_only_a_resumed_one_is_launched_twice() -> None:
-    assert {mode for mode in MODES if trains(compose(f"mode={mode}"))} == {"train", "resume"}
+def test_what_trains_what_is_a_trajectory_and_what_is_launched_twice() -> None:
+    assert {mode for mode in MODES if trains(compose(f"mode={mode}"))} == {"train", "resume", "record", "playback"}
+    assert {mode for mode in MODES if trajectories(compose(f"mode={mode}"))} == {"train", "resume"}
+    assert {mode for mode in MODES if records(compose(f"mode={mode}"))} == {"record", "playback"}
     assert {mode: launches(compose(f"mode={mode}")) for mode in MODES} == {
         **dict.fromkeys(MODES, 1),
         "resume": 2,
     }
+
+
+@pytest.mark.parametrize("mode", ["record", "playback"])
+def test_without_an_optimizer_a_recorded_step_trains_nothing(mode: str) -> None:
+    assert [trains(compose(f"mode={mode}", f"optimizer={kind}")) for kind in ("adamw", "sgd", "none")] == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_of_a_playback_every_second_run_is_fed() -> None:
+    assert [fed(compose("mode=playback"), run) for run in range(1, 6)] == [False, True, False, True, False]
+    for mode in MODES[:-1]:
+        assert not any(fed(compose(f"mode={mode}"), run) for run in range(1, 4))
+
+
+def test_where_nothing_was_compared_nothing_has_passed() -> None:
+    verdicts = {mode: clean_verdict(compose(f"mode={mode}")) for mode in MODES}
+    assert verdicts == {**dict.fromkeys(MODES, "pass"), "record": "recorded"}
+    assert clean_verdict(compose("mode=record", "runs=2")) == "pass"
+    # A lockstep compares ranks.
+    assert clean_verdict(compose("mode=lockstep", "runs=1")) == "pass"
 
 
 @pytest.mark.parametrize(("steps", "first"), [(2, 1), (3, 2), (4, 2), (5, 3)])

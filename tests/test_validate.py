@@ -143,3 +143,17 @@ def test_lookup_follows_dots_and_says_what_is_not_there() -> None:
 )
 def test_valid_keys_are_those_beside_it(key: str, valid: list[str]) -> None:
     assert valid_keys(key)[: len(valid) or None] == valid
+
+
+@pytest.mark.parametrize(("key", "word"), [("compres", "compress"), ("payloads", "payload"), ("max_gbs", "max_gb")])
+def test_a_key_of_the_recording_that_is_nearly_one_is_told_which(key: str, word: str) -> None:
+    (line,) = _lines("mode=record", f"+record.{key}=1")
+    assert line.startswith(f"record.{key}: no such key; did you mean {word}?; valid: payload, first, last, every, ")
+
+
+def test_a_word_of_the_recording_that_is_no_choice_comes_before_what_does_not_go_together() -> None:
+    assert _lines("record.payload=everything", "record.compress=gzip", "record.first=-1") == [
+        "record.payload=everything: valid: digest, outputs, all",
+        "record.compress=gzip: valid: none, repeats, zlib",
+        "record.first=-1: must be at least 0",
+    ]
