@@ -170,7 +170,8 @@ class Recorder:
         if keep and self.on:
             if own.device.type == "cpu":
                 try:
-                    side.stored = self._writer.store(host_bytes(own))
+                    known = side.digest if self._checksum == "xxh3" else None
+                    side.stored = self._writer.store(host_bytes(own), known if isinstance(known, int) else None)
                 except FullError as error:
                     self._full(str(error))
             else:
