@@ -65,7 +65,13 @@ class FaultMode(TorchDispatchMode):
             name = collective_name(f"{func.namespace}.{operator_of(func)}", self._issued[group], group)
             self._issued[group] += 1
             delivered = delivered_by(func, args, sides(func)[0], result)[:1]
-            if delivered and self._show("collective_out", None, delivered[0], name) and func.namespace == "c10d":
+            # Integers are sizes that ranks tell each other: with other ones they would wait for each other for ever.
+            if (
+                delivered
+                and delivered[0].is_floating_point()
+                and self._show("collective_out", None, delivered[0], name)
+                and func.namespace == "c10d"
+            ):
                 # gloo copies a reduce-scatter's result with each wait, and the caller waits again: it gets a work
                 # that is done. Of such only torch's own fake collectives have one to give.
                 done = FakeWork().boxed()
