@@ -117,7 +117,13 @@ def cross_compare(
         if not pairs:
             continue
         compared += 1
-        found += attribute(pairs, level=config["observe"]["name"], groups=groups, aligned=aligned).values()
+        found += attribute(
+            pairs,
+            level=config["observe"]["name"],
+            groups=groups,
+            aligned=aligned,
+            exchanges=modes.exchanges(config),
+        ).values()
         loss_differs += any(one.digests("loss") != two.digests("loss") for one, two in pairs.values())
     return CrossComparison(compared, tuple(found), loss_differs)
 

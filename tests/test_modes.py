@@ -6,7 +6,15 @@ import pytest
 
 from detsweep.capture import SITES
 from detsweep.causes import collective_name
-from detsweep.modes import comparable_between_ranks, expected_runs, launches, replays, resumed_at, trains
+from detsweep.modes import (
+    comparable_between_ranks,
+    exchanges,
+    expected_runs,
+    launches,
+    replays,
+    resumed_at,
+    trains,
+)
 from tests.support import compose, record
 
 MODES = ("replay", "relaunch", "lockstep", "train", "resume")
@@ -43,6 +51,15 @@ def test_only_trajectories_train_and_only_a_resumed_one_is_launched_twice() -> N
 def test_both_sides_of_the_break_have_a_step(steps: int, first: int) -> None:
     assert resumed_at(compose("mode=resume", f"steps={steps}")) == first
     assert 0 < first < steps
+
+
+def test_activations_cross_ranks_where_experts_are_dealt_out() -> None:
+    assert exchanges(compose("experts=4", "moe.dispatch=all_to_all"))
+    config = compose("experts=4")
+    assert not exchanges(config)
+    # Of an older sweep.
+    del config["moe"]["dispatch"]
+    assert not exchanges(config)
 
 
 OWN = {"param", "buffer", "optim", "op", "collective_in", "collective_out", "grad"}

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from detsweep import modes
 from detsweep.capture import Stream
 from detsweep.fingerprints import Digest, as_int64, raw_bits
+from detsweep.worker import gradients
 from detsweep.worker.faults import Faults
 from detsweep.worker.model import RepeatedBlockModel
 from detsweep.worker.observe import Observer
@@ -127,6 +128,7 @@ class TrainingStep:
                 observer.record("loss", "loss", self.loss, digest=bits)
             observer.phase = "backward"
             (loss / len(micros) if len(micros) > 1 else loss).backward()
+        gradients.average_own(self.model)
         return output
 
     def _update(self) -> Tensor | None:
@@ -135,7 +137,7 @@ class TrainingStep:
             return None
         norm = None
         if self._config["clip"] is not None:
-            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config["clip"])
+            norm = gradients.clip(self.model, self._config["clip"])
         self.optimizer.step()
         return norm
 
@@ -223,6 +225,7 @@ def backward_order(model: RepeatedBlockModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def _optimizer(model: RepeatedBlockModel, config: Mapping[str, Any]) -> torch.optim.Optimizer:
+    groups = gradients.parameter_groups(model)
     if config["optimizer"] == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=0.9)
-    return torch.optim.AdamW(model.parameters(), lr=config["lr"])
+        return torch.optim.SGD(groups, lr=config["lr"], momentum=0.9)
+    return torch.optim.AdamW(groups, lr=config["lr"])
