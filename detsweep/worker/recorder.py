@@ -175,7 +175,7 @@ class Recorder:
                 except FullError as error:
                     self._full(str(error))
             else:
-                # Without stopping the device: it arrives by the end of the step, and until then nobody may have the memory.
+                # Without stopping the device: it arrives by the end of the step; until then the memory is taken.
                 own.record_stream(torch.cuda.current_stream(own.device))
                 side.on_host = torch.empty(own.shape, dtype=own.dtype, pin_memory=True)
                 side.on_host.copy_(own, non_blocking=True)
