@@ -28,8 +28,7 @@ from detsweep.paths import SweepPaths, TrialPaths, conf_dir, write_json
 from detsweep.plan import Cell, Plan, make_plan
 from detsweep.worker.faults import Struck
 from detsweep.worker.progress import Progress
-from detsweep.worker.rank import Comparing
-from detsweep.worker.rank import _prepare as prepare_rank
+from detsweep.worker.rank import Comparing, prepare
 from detsweep.worker.rank import _result as result_of_comparisons
 from detsweep.worker.snapshot import RandomState
 from detsweep.worker.step import TrainingStep
@@ -128,11 +127,11 @@ def full_stream(rank: int, step: int, run: int, *, differs_from: int | None = No
     return Stream(rank, step, f"r{run}", "xxh3", tuple(records))
 
 
-def rank_result(rank: int, streams: Sequence[Stream], lost: Sequence[str]) -> dict[str, Any]:
-    """What a rank says of its own streams."""
+def rank_result(rank: int, streams: Sequence[Stream], lost: Sequence[str], *, clean: str = "pass") -> dict[str, Any]:
+    """What a rank says of its own streams; `clean`: its verdict where none differs."""
     comparing = Comparing(keep=True)
     comparing.add(streams)
-    return {**result_of_comparisons(rank, comparing.done, lost=bool(lost)), "lost": list(lost)}
+    return {**result_of_comparisons(rank, comparing.done, lost=bool(lost), clean=clean), "lost": list(lost)}
 
 
 def write_rank(
@@ -157,7 +156,7 @@ def write_rank(
     streams = [full_stream(rank, *place, differs_from=(differs or {}).get(place)) for place in places]
     write_streams(trial.records(rank), streams, world_size=spec["world_size"])
     own = {
-        **rank_result(rank, streams, lost),
+        **rank_result(rank, streams, lost, clean=modes.clean_verdict(spec["config"])),
         **_measured(milliseconds, plain_milliseconds),
         "injected": list(injected),
         "groups": {},
@@ -238,8 +237,9 @@ def write_recorded(
         streams = [replace(one, nonfinite=nonfinite or {}) for one in own]
         write_streams(trial.records(rank), streams, world_size=cell.world_size)
         also = {"injected": list((injected or {}).get(rank, ())), "groups": groups or {}, "effects": {}, "appeared": {}}
-        own = {**rank_result(rank, streams, []), **_measured(3.0, 2.0), **also}
-        write_json(trial.rank_result(rank), own)
+        clean = modes.clean_verdict(cell.config)
+        said = {**rank_result(rank, streams, [], clean=clean), **_measured(3.0, 2.0), **also}
+        write_json(trial.rank_result(rank), said)
     return _merged(trial, spec)
 
 
@@ -314,7 +314,7 @@ def group_of_one() -> Iterator[None]:
 def prepared(folder: Path, *overrides: str, rank: int = 0) -> TrainingStep:
     """The step of a cell as a rank prepares it: model, observer and faults; in a group of one, for the CPU."""
     config = compose("world.nproc_per_node=1", "model.num_layers=2", *overrides)
-    return prepare_rank(config, rank, torch.device("cpu"), Progress(folder / "rank000.progress"))[2]
+    return prepare(config, rank, torch.device("cpu"), Progress(folder / "rank000.progress"))[2]
 
 
 @contextmanager

@@ -120,9 +120,12 @@ class RankRecording:
             raise RecordingError(f"steps {first} to {last}: the last comes before the first")
         start = max((step for step in self.starts if step <= first), default=None)
         if start is None:
-            raise RecordingError(f"rank {self.rank} has no snapshot at or before step {first}: {ranges(self.starts)}")
+            there = ranges(self.starts)
+            raise RecordingError(f"rank {self.rank} has no snapshot at or before step {first}: it has {there}")
         if missing := [number for number in range(start, last + 1) if number not in self.numbers]:
-            raise RecordingError(f"the recording of rank {self.rank} has no step {missing[0]}, which comes before")
+            raise RecordingError(
+                f"the recording of rank {self.rank} has no step {missing[0]}, which comes before step {last}"
+            )
         return range(start, last + 1)
 
 

@@ -109,7 +109,9 @@ class Writer:
             with suppress(OSError):
                 self._step.payload.close()
             self._step = None
-        self._remove(step)
+        # A file system that has become read-only refuses this too. What stays there has no log, and is no step.
+        with suppress(OSError):
+            self._remove(step)
 
     def drop_before(self, first: int) -> None:
         """Remove steps that nobody can need who wants to replay from `first` on: they start at a snapshot."""

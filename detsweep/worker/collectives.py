@@ -57,6 +57,7 @@ class Collectives:
     def clear(self) -> None:
         """Take all layers away, where the contexts that they belong to were left without their end."""
         self._layers.clear()
+        self.deliveries.forget()
         self._unhook()
 
     def _hook(self) -> None:

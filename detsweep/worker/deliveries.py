@@ -46,23 +46,24 @@ class WatchedWork(dist.Work):
         self._work = work
         self._waited = waited
         self._quietly = quietly
+        self.over = False
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait as the work itself does, then look at what it brought."""
         with self._quietly():
             done = self._work.wait(timeout) if timeout else self._work.wait()
-        self._waited()
+        self._over()
         return bool(done)
 
     def synchronize(self) -> None:
         with self._quietly():
             self._work.synchronize()
-        self._waited()
+        self._over()
 
     def block_current_stream(self) -> None:
         with self._quietly():
             self._work.block_current_stream()
-        self._waited()
+        self._over()
 
     def is_completed(self) -> bool:
         return bool(self._work.is_completed())
@@ -82,9 +83,15 @@ class WatchedWork(dist.Work):
     def get_future(self) -> Any:
         return self._work.get_future()
 
+    def _over(self) -> None:
+        self.over = True
+        self._waited()
+
 
 class DoneWork(dist.Work):
     """A work that is done: of a collective that nobody has to wait for."""
+
+    over = True
 
     def wait(self, _: timedelta = timedelta(0)) -> bool:
         """There is nothing to wait for."""
@@ -108,7 +115,7 @@ class Deliveries:
     """The deliveries that are under way; works of theirs are kept alive here, as C++ holds only half of each."""
 
     _pending: list[Delivery] = field(default_factory=list)
-    _works: list[dist.Work] = field(default_factory=list)
+    _works: list[WatchedWork | DoneWork] = field(default_factory=list)
     _by_memory: dict[int, Delivery] = field(default_factory=dict)
 
     def watch(self, func: Any, args: tuple[Any, ...], result: Any, then: Callable[[list[Tensor]], None]) -> Any:
@@ -135,7 +142,7 @@ class Deliveries:
             return result
         return with_work(result, self.kept(WatchedWork(dist.Work.unbox(boxed), lambda: None, quietly)))
 
-    def kept(self, work: dist.Work) -> torch.ScriptObject:
+    def kept(self, work: WatchedWork | DoneWork) -> torch.ScriptObject:
         """A work in the form in which operators return it."""
         self._works.append(work)
         return work.boxed()
@@ -144,6 +151,17 @@ class Deliveries:
         """A functional collective's result has been waited for."""
         if (delivery := self._by_memory.pop(tensor.untyped_storage().data_ptr(), None)) is not None:
             delivery.take()
+
+    def trim(self) -> None:
+        """End of a run: let go of what is over, and of the memory that it holds."""
+        self._pending = [delivery for delivery in self._pending if not delivery.done]
+        self._works = [work for work in self._works if not work.over]
+        self._by_memory = {place: delivery for place, delivery in self._by_memory.items() if not delivery.done}
+
+    def forget(self) -> None:
+        """A step was broken off: what is under way is waited for by nobody here, and is no part of the next."""
+        self._pending.clear()
+        self._by_memory.clear()
 
     def flush(self) -> list[Delivery]:
         """End of a step: wait for what nobody has; returns the works among it, whose buffers may have been reused."""

@@ -69,7 +69,7 @@ class Describer:
         group, members = group_of(args)
         name = f"{collective_name(operator, self._issued[group], group)} in {module}"
         self._issued[group] += 1
-        values = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
+        values = _arguments(func, args)
         asynchronous = values.pop("async_op", None)
         reduce = values.pop("reduce_op", None)
         kept = {key: value for key, value in values.items() if key not in ("timeout", "group_name") and _plain(value)}
@@ -95,8 +95,15 @@ def reads_of(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
     return list(tensors_in([args[reads]]))
 
 
+def _arguments(func: Any, args: tuple[Any, ...]) -> dict[str, Any]:
+    """The arguments of a call by name. The dispatcher leaves out those at the end that have their default values."""
+    names = [argument.name for argument in func._schema.arguments]
+    defaults = {one.name: one.default_value for one in func._schema.arguments if one.has_default_value()}
+    return {**defaults, **dict(zip(names, args, strict=False))}
+
+
 def _is_root(func: Any, args: tuple[Any, ...]) -> bool:
-    values = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
+    values = _arguments(func, args)
     root = values.get("root_rank", values.get("src"))
     members = group_of(args)[1]
     if members is None:
@@ -118,7 +125,17 @@ def _reduce_of_caller() -> str | None:
     """
     frame, hops = sys._getframe(2), 0
     while frame is not None and hops < 24:
-        if frame.f_code.co_filename.endswith("distributed_c10d.py") and "op" in frame.f_locals:
-            return str(frame.f_locals["op"]).rpartition(".")[2].lower()
+        if frame.f_code.co_filename.endswith("distributed_c10d.py") and (word := _reduce_among(frame.f_locals)):
+            return word
         frame, hops = frame.f_back, hops + 1  # type: ignore[assignment]
     return None
+
+
+def _reduce_among(names: Mapping[str, Any]) -> str | None:
+    """The reduce operation among a function's variables; of calls that were gathered, that of the first, as of all."""
+    gathered = names.get("op_list")
+    operation = gathered[0].redop if gathered else names.get("op")
+    # Objects of the one class look like those of the other to isinstance, and print their address.
+    if type(operation) is dist.ReduceOp:
+        operation = operation.op  # type: ignore[attr-defined]
+    return operation.name.lower() if isinstance(operation, dist.ReduceOp.RedOpType) else None

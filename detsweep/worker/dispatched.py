@@ -147,12 +147,21 @@ def group_of(args: tuple[Any, ...]) -> tuple[str, tuple[int, ...] | None]:
     """The process group among a collective's arguments: a name that all ranks have for it, and its ranks if known."""
     for argument in reversed(args):
         if isinstance(argument, str):
-            return argument, None
+            return argument, _ranks_of(argument)
         if isinstance(argument, torch.ScriptObject) and (group := _process_group(argument)) is not None:
             # Its description is the same on every rank, where a sub-group's name is not.
             label = group.group_desc if group.group_desc not in ("", "undefined") else group.group_name
             return label, tuple(dist.get_process_group_ranks(group))
     return "unknown", None
+
+
+def _ranks_of(name: str) -> tuple[int, ...] | None:
+    """The ranks of a group that a functional collective has by its name. torch's own way to find it is private."""
+    try:
+        group = torch._C._distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
+        return tuple(dist.get_process_group_ranks(group))
+    except (RuntimeError, ValueError, LookupError):
+        return None
 
 
 def _process_group(argument: Any) -> dist.ProcessGroup | None:

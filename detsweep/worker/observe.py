@@ -139,6 +139,7 @@ class Observer:
     def finish(self, *, rank: int, step: int, run: str) -> Stream:
         """The stream of the run that just ended; the next one starts empty. Waits for the device."""
         self.issued.clear()
+        self.collectives.deliveries.trim()
         pending, self._pending = self._pending, []
         counted, self._nonfinite = self._nonfinite, []
         inputs = [item[-1] for item in pending if item[-1] is not None]

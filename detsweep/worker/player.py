@@ -89,8 +89,12 @@ class Player:
         """
         self._step, self._next, self._until = step, 0, until
         self._describer.begin()
-        with self._collectives.layer(TAPE, self):
-            yield
+        try:
+            with self._collectives.layer(TAPE, self):
+                yield
+        except BaseException:
+            self._collectives.deliveries.forget()
+            raise
         self._settle()
         self._collectives.deliveries.flush()
         left = len(step.calls) - self._next
@@ -127,7 +131,7 @@ class Player:
         writes = sides(func)[0]
         targets = list(tensors_in([args[writes]])) if writes is not None else []
         for target, value in zip(targets, outputs, strict=True):
-            # Past autograd's count of versions: a process group does not move it either.
+            # Past autograd's count of versions, which process groups need not move: it is the program that is checked.
             target.data.copy_(value)
         return _answer(func, args, writes, self._collectives.deliveries.kept(DoneWork()))
 
@@ -158,6 +162,8 @@ class Player:
         theirs = [(side.dtype, side.shape) for side in call.inputs]
         if mine != theirs:
             raise PartedError(f"{where}: {call.name} is given {mine}, recorded was {theirs}")
+        if None not in (call.reduce, described.reduce) and call.reduce != described.reduce:
+            raise PartedError(f"{where}: {call.name} reduces by {described.reduce}, recorded was {call.reduce}")
         if dict(call.arguments) != _as_json(described.arguments) or call.ranks != described.ranks:
             said = f"{dict(described.arguments)} among ranks {list(described.ranks)}"
             raise PartedError(

@@ -103,6 +103,7 @@ class Recorder:
                 self._flush()
         except BaseException:
             # Peers may be gone: what is under way is not waited for.
+            self._collectives.deliveries.forget()
             with self._ends_when_full(number):
                 self._end(number, complete=False)
             raise
@@ -184,9 +185,9 @@ class Recorder:
     def _flush(self) -> None:
         """Wait for what the program did not wait for."""
         late = self._collectives.deliveries.flush()
-        if unknown := [entry.args for entry in late if entry.func.name() != "c10d::send"]:
+        if unknown := [entry.func.name() for entry in late if entry.func.name() != "c10d::send"]:
             raise NotReplayableError(
-                f"{late[0].func.name()} was not waited for by its own handle within its step ({len(unknown)} such): "
+                f"{unknown[0]} was not waited for by its own handle within its step ({len(unknown)} such): "
                 f"what it had delivered when the program went on cannot be told"
             )
 

@@ -1,7 +1,8 @@
 """The state of a rank at the start of a step, in one file that any program can read: safetensors, no pickle.
 
-Tensors by name: `param.*` and `buffer.*` (a rank's own shards), `optim.<parameter>.<key>`, `random.*`. What is no
-tensor (learning rates, steps that are numbers) is JSON in the file's metadata.
+Tensors by name: `param.*` and `buffer.*` (a rank's own shards), `optim.<parameter>.<key>`, `group.<number>.<key>` (of
+a group of parameters, where a learning rate is a tensor), `random.*`. What is no tensor (other learning rates, steps
+that are numbers) is JSON in the file's metadata.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def save(path: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimiz
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device) -> None:
     """Bring a model, its optimizer and the random states to what a file has, in place.
 
-    Raises RecordingError where the model is not the one that was saved: other names, shapes or dtypes.
+    Raises RecordingError where the model is not the one that was saved (other names, shapes or dtypes), or where the
+    optimizer is not.
     """
     from safetensors import safe_open
     from safetensors.torch import load_file
@@ -55,6 +57,8 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None, 
     live: dict[str, Tensor] = {f"param.{name}": value for name, value in model.named_parameters()}
     live |= {f"buffer.{name}": value for name, value in model.named_buffers()}
     saved = {name: value for name, value in tensors.items() if name.startswith(("param.", "buffer."))}
+    if optimizer is not None:
+        _check_optimizer(path, optimizer, model, about)
     if differ := sorted(live.keys() ^ saved.keys()):
         where = "only in the recording" if differ[0] in saved else "not in the recording"
         raise RecordingError(f"{path}: this is another model: {differ[0]} is {where}")
@@ -84,10 +88,11 @@ def _state(
     if optimizer is None:
         return tensors, about
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    for group in optimizer.param_groups:
-        own = [names[id(parameter)] for parameter in group["params"]]
-        rest = {key: value for key, value in group.items() if isinstance(value, (int, float, bool, str, type(None)))}
+    about["kind"] = type(optimizer).__name__
+    for number, (group, own) in enumerate(zip(optimizer.param_groups, _groups(optimizer, model), strict=True)):
+        rest = {key: value for key, value in group.items() if key != "params" and _plain(value)}
         about["groups"].append({"params": own, "settings": rest})
+        tensors |= {f"group.{number}.{key}": _own(value) for key, value in group.items() if isinstance(value, Tensor)}
     for parameter, values in optimizer.state.items():
         for key, value in values.items():
             name = f"optim.{names[id(parameter)]}.{key}"
@@ -104,8 +109,13 @@ def _load_optimizer(
     optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], about: Mapping[str, Any]
 ) -> None:
     parameters = dict(model.named_parameters())
-    for group, saved in zip(optimizer.param_groups, about["groups"], strict=True):
-        group.update(saved["settings"])
+    for number, (group, saved) in enumerate(zip(optimizer.param_groups, about["groups"], strict=True)):
+        for key, value in saved["settings"].items():
+            group[key] = tuple(value) if isinstance(value, list) and isinstance(group.get(key), tuple) else value
+        prefix = f"group.{number}."
+        for full, value in tensors.items():
+            if full.startswith(prefix):
+                _load_setting(group, full.removeprefix(prefix), value)
     optimizer.state.clear()
     for name, parameter in parameters.items():
         prefix = f"optim.{name}."
@@ -116,6 +126,47 @@ def _load_optimizer(
         state |= {full.removeprefix(prefix): value for full, value in about["plain"].items() if full.startswith(prefix)}
         if state:
             optimizer.state[parameter] = state
+
+
+def _load_setting(group: dict[str, Any], key: str, value: Tensor) -> None:
+    """A setting of a group that is a tensor stays the same one: a scheduler may hold it."""
+    live = group.get(key)
+    if isinstance(live, Tensor):
+        local(live).copy_(value)
+    else:
+        group[key] = value.clone()
+
+
+def _check_optimizer(path: Path, optimizer: torch.optim.Optimizer, model: nn.Module, about: Mapping[str, Any]) -> None:
+    kind, groups = about.get("kind"), [saved["params"] for saved in about["groups"]]
+    mine = type(optimizer).__name__
+    if kind != mine:
+        had = "none" if kind is None else kind
+        raise RecordingError(f"{path}: this is another optimizer: {mine}, the recording has {had}")
+    if (own := _groups(optimizer, model)) != groups:
+        sizes = [[len(names) for names in one] for one in (own, groups)]
+        raise RecordingError(
+            f"{path}: this is another optimizer: its groups have {sizes[0]} parameters, in the recording {sizes[1]}"
+            if sizes[0] != sizes[1]
+            else f"{path}: this is another optimizer: its groups have other parameters than in the recording"
+        )
+
+
+def _groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[list[str]]:
+    """The names of each group's parameters. Raises RecordingError for one that is none of the model's."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) not in names:
+                shape = tuple(parameter.shape)
+                raise RecordingError(f"the optimizer has a parameter of shape {shape} that the model does not have")
+    return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_plain(item) for item in value)
+    return isinstance(value, (int, float, bool, str, type(None)))
 
 
 def _like(value: Tensor, parameter: Tensor, *, sharded: bool) -> Tensor:
