@@ -29,6 +29,10 @@ def contradictions(config: Mapping[str, Any], *, gpus: int) -> Iterator[str]:
     yield from _checksum(config)
     yield from _settings(config)
     yield from _search(config)
+    if modes.clean_verdict(config) == "recorded":
+        for key, value in (("search", config["search"]["name"]), ("fleet", config["fleet"])):
+            if value != "none":
+                yield f"{key}={value}: mode=record with runs=1 compares nothing; use runs=2"
 
 
 def _model(config: Mapping[str, Any]) -> Iterator[str]:

@@ -13,6 +13,8 @@ from detsweep.compare import Divergence, when
 from detsweep.paths import FileError, TrialPaths
 
 COMPARABLE = ("pass", "diverged")
+RAN = ("pass", "recorded", "diverged")
+"""Trials that ran to their end and have all their records; of those that only recorded nothing was compared yet."""
 
 
 @dataclass(frozen=True)
