@@ -26,6 +26,8 @@ _STATE = ("param", "buffer", "optim")
 _REDUCED = ("grad", "norm", "global", *_STATE)
 
 
+EXCHANGED = ("block_post", "block_grad_in")
+"""What a block gives, forward and backward: at level `block` all that shows of an exchange inside of it."""
 Groups = Mapping[int, Mapping[str, tuple[int, ...]]]
 
 
@@ -55,6 +57,7 @@ class _Scene:
     ranks: Mapping[int, _Rank]
     level: str
     collectives: bool
+    exchanges: bool
     groups: Groups
     before: Mapping[int, Stream]
     restored: bool
@@ -68,13 +71,14 @@ def attribute(
     restored: bool = False,
     before: Mapping[int, Stream] | None = None,
     aligned: bool = True,
+    exchanges: bool = False,
 ) -> dict[int, Divergence]:
     """The first divergence of each rank that has one, with its cause.
 
     `pairs`: each rank's reference and the stream held against it, all of one step and run. `level`: what was
     observed. `groups`: by rank the members of each process group by its name, where collectives were observed.
     `restored`: the state before the step came from a checkpoint. `before`: of a trajectory the step before, as each
-    rank's stream has it. `aligned`: see `compare`.
+    rank's stream has it. `aligned`: see `compare`. `exchanges`: activations go from rank to rank inside blocks.
 
     The first divergence of a rank is the earliest record in its own order that differs. Ranks run one program, so
     places in it can be compared between them.
@@ -85,7 +89,8 @@ def attribute(
         if (found := tuple(differences(reference, other, aligned=aligned)))
     }
     # Programs that need not do the same have no collective in common.
-    scene = _Scene(ranks, level, aligned and level in ("collective", "op"), groups or {}, before or {}, restored)
+    collectives = aligned and level in ("collective", "op")
+    scene = _Scene(ranks, level, collectives, exchanges, groups or {}, before or {}, restored)
     return {rank: _attributed(own, scene) for rank, own in ranks.items()}
 
 
@@ -100,7 +105,9 @@ def _attributed(own: _Rank, scene: _Scene) -> Divergence:
     if origin is not None:
         closer = None if scene.collectives else "collective"
         return replace(divergence, cause="upstream", origin=origin, closer=closer)
-    cause = _direct(own.first, own.stream, scene.level, scene.restored)
+    # What a block gives may be what another rank's experts made of it; no rank was seen to begin, so that it is open.
+    unknown = own.first.kind == "value" and _exchanged(own.first.record, scene)
+    cause = None if unknown else _direct(own.first, own.stream, scene.level, scene.restored)
     return replace(divergence, cause=cause, closer=_closer(cause, scene.level))
 
 
@@ -129,7 +136,11 @@ def _origin(own: _Rank, scene: _Scene) -> int | None:
 def _sender(own: _Rank, scene: _Scene) -> _Rank | None:
     """The rank from which this one received what differs first; None where it did not receive it."""
     record = own.first.record
-    if own.first.kind in ("sequence", "layout") or record.phase == "before" or record.site in ("rng", "input"):
+    exchanged = _exchanged(record, scene)
+    # Where tokens cross ranks, how many rows come is up to the others too.
+    if own.first.kind == "sequence" or (own.first.kind == "layout" and not exchanged):
+        return None
+    if record.phase == "before" or record.site in ("rng", "input"):
         return None
     others = [other for other in scene.ranks.values() if other.rank != own.rank]
     if scene.collectives:
@@ -139,8 +150,9 @@ def _sender(own: _Rank, scene: _Scene) -> _Rank | None:
         sent = (record.name, record.phase)
         senders = [o for o in others if (members is None or o.rank in members) and sent in o.sent]
     else:
-        # What other ranks did reaches this one through all-gathers of parameters and reductions of gradients only.
-        received = record.site in _REDUCED
+        # What other ranks did reaches this one through all-gathers of parameters and reductions of gradients only, and
+        # where their experts take part in it.
+        received = record.site in _REDUCED or exchanged
         senders = [
             other
             for other in others
@@ -148,6 +160,16 @@ def _sender(own: _Rank, scene: _Scene) -> _Rank | None:
             and (received or (other.first.record.site in _STATE and other.first.record.phase == "before"))
         ]
     return min(senders, key=lambda other: (other.first.record.seq, other.rank), default=None)
+
+
+def _exchanged(record: Record, scene: _Scene) -> bool:
+    """Whether a record is where an exchange of tokens between ranks first shows, as it was not itself looked at."""
+    if not scene.exchanges or scene.collectives:
+        return False
+    if scene.level in ("module", "op"):
+        # Experts are given rows of other ranks, and the layer gets from other ranks' experts what it gives.
+        return record.site.startswith("module") and (record.name.endswith(".ffn") or ".ffn.experts" in record.name)
+    return record.site in EXCHANGED
 
 
 def _direct(first: Difference, stream: Stream, level: str, restored: bool) -> str | None:

@@ -20,6 +20,7 @@ def contradictions(config: Mapping[str, Any], *, gpus: int) -> Iterator[str]:
     """What does not go together in a cell whose keys and single values are valid; `gpus` is what this machine has."""
     yield from _model(config)
     yield from _moe(config)
+    yield from _dispatch(config)
     yield from _variants(config)
     yield from _mode(config)
     yield from _fault(config)
@@ -28,6 +29,10 @@ def contradictions(config: Mapping[str, Any], *, gpus: int) -> Iterator[str]:
     yield from _checksum(config)
     yield from _settings(config)
     yield from _search(config)
+    if modes.clean_verdict(config) == "recorded":
+        for key, value in (("search", config["search"]["name"]), ("fleet", config["fleet"])):
+            if value != "none":
+                yield f"{key}={value}: mode=record with runs=1 compares nothing; use runs=2"
 
 
 def _model(config: Mapping[str, Any]) -> Iterator[str]:
@@ -45,6 +50,21 @@ def _moe(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"top_k={top_k}: moe={moe['name']} routes to {moe['default_top_k']}; use moe=topk top_k={top_k}"
     if 1 < experts < top_k:
         yield f"top_k={top_k}: must be at most experts={experts}"
+
+
+def _dispatch(config: Mapping[str, Any]) -> Iterator[str]:
+    if config["moe"]["dispatch"] != "all_to_all":
+        return
+    experts, ranks = config["experts"], config["world"]["nodes"] * config["world"]["nproc_per_node"]
+    if experts == 1:
+        yield "moe.dispatch=all_to_all: experts=1 is a dense FFN, with nothing to deal out to ranks; use experts=N"
+    elif experts % ranks:
+        valid = ", ".join(str(ranks * n) for n in range(1, 4))
+        yield f"experts={experts}: moe.dispatch=all_to_all deals them out to {ranks} ranks (valid: {valid}, ...)"
+    if config["mode"]["name"] == "lockstep":
+        yield "mode=lockstep: ranks with experts of their own do not do the same; use moe.dispatch=local"
+    if config["compile"]:
+        yield "compile=true: the exchange of tokens is not compiled; use moe.dispatch=local, or compile=false"
 
 
 def _variants(config: Mapping[str, Any]) -> Iterator[str]:

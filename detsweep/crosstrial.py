@@ -13,6 +13,8 @@ from detsweep.compare import Divergence, when
 from detsweep.paths import FileError, TrialPaths
 
 COMPARABLE = ("pass", "diverged")
+RAN = ("pass", "recorded", "diverged")
+"""Trials that ran to their end and have all their records; of those that only recorded nothing was compared yet."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,13 @@ def cross_compare(
         if not pairs:
             continue
         compared += 1
-        found += attribute(pairs, level=config["observe"]["name"], groups=groups, aligned=aligned).values()
+        found += attribute(
+            pairs,
+            level=config["observe"]["name"],
+            groups=groups,
+            aligned=aligned,
+            exchanges=modes.exchanges(config),
+        ).values()
         loss_differs += any(one.digests("loss") != two.digests("loss") for one, two in pairs.values())
     return CrossComparison(compared, tuple(found), loss_differs)
 

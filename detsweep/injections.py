@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from detsweep.mitigations import combine
-from detsweep.modes import resumed_at, trajectories
+from detsweep.modes import exchanges, resumed_at, trajectories
 
 ACTIVATIONS = ("block_post", "block_grad_in", "logits", "grad", "op")
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -177,4 +177,18 @@ def expected_cause(kind: str, site: str, config: Mapping[str, Any], step: int = 
     if level == "op":
         # No operator was seen to write these bits.
         return "memory"
+    if level == "block" and exchanges(config) and site in ("block_post", "block_grad_in"):
+        # Another rank's experts have had a part in it.
+        return None
     return None if level == "off" or (site == "grad" and level != "collective") else "compute"
+
+
+def misrouted_at(config: Mapping[str, Any], block: int) -> tuple[str, str | None]:
+    """Site and name of the first record in which a block's misrouted token can show."""
+    level = config["observe"]["name"]
+    if level in ("module", "op"):
+        return "module", f"blocks.{block}.ffn.router"
+    if level == "collective" and exchanges(config):
+        # How many tokens go to which expert is what ranks tell each other first.
+        return "collective_in", None
+    return "block_post", f"blocks.{block}"

@@ -64,6 +64,7 @@ def judge(
             groups=groups,
             restored=config["mode"]["name"] == "resume" and step == modes.resumed_at(config),
             before=_step_before(config, streams, step, run),
+            exchanges=modes.exchanges(config),
         ).values()
     )
     played: list[str] = []

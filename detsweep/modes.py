@@ -41,6 +41,12 @@ def compiles(config: Mapping[str, Any]) -> bool:
     return bool(config["compile"]) or config["model"]["attention"] == "flex"
 
 
+def exchanges(config: Mapping[str, Any]) -> bool:
+    """Whether activations go from rank to rank inside a block: to experts that other ranks hold, and back."""
+    # Sweeps from before there was a choice have no such key.
+    return bool(config["moe"].get("dispatch", "local") == "all_to_all")
+
+
 def launches(config: Mapping[str, Any]) -> int:
     """How many torchrun launches, in fresh processes, one trial is made of."""
     return 2 if config["mode"]["name"] == "resume" else 1

@@ -69,7 +69,7 @@ class Tape:
         )
         self._stack = ExitStack()
         self._open = ExitStack()
-        self._step = -1
+        self._step, self._inside = -1, False
         self._begun = time.perf_counter()
         self._recorder: Recorder | None = None
         self._player: Player | None = None
@@ -94,17 +94,19 @@ class Tape:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        over = self._player is not None and isinstance(error, (PartedError, UntilError))
         with self._stack:
-            over = isinstance(error, (PartedError, UntilError))
-            if over and self._player is not None:
-                self._broken_off(error)
-            else:
-                self._open.__exit__(kind, error, trace)
+            if error is None and self._inside:
+                # The program has left its loop in the middle of a step.
+                self._end()
+            self._open.__exit__(kind, error, trace)
             if self._recorder is not None:
                 self._recorder.close()
-            elif error is None or over:
+            elif over or error is None:
+                if over:
+                    self._broken_off(error)
                 self._answer()
-        return over and self._player is not None
+        return over
 
     def steps(self, count: int, *, first: int = 0) -> Iterator[int]:
         """The numbers of the steps to run: all `count` from `first` on, or of a replay those that are asked for.
@@ -158,7 +160,7 @@ class Tape:
         )
 
     def _begin(self, number: int) -> None:
-        self._step = number
+        self._step, self._inside = number, True
         self._observer.phase = "before"
         if self._recorder is not None:
             self._open.enter_context(self._recorder.step(number, self._model, self._optimizer))
@@ -169,6 +171,7 @@ class Tape:
         self._observer.phase = "forward"
 
     def _end(self) -> None:
+        self._inside = False
         self._observer.phase = "after"
         self._state()
         # Closes the step: it waits for what is under way, and may find that the program went another way.
@@ -206,8 +209,6 @@ class Tape:
         """The replay ended inside a step: what it has seen of it until then is compared all the same."""
         recorded = self._tape.step(self._step)
         self._seen.end(error, recorded)
-        self._open.pop_all()
-        self._observer.collectives.clear()
         self._seen.streams.append(self._finished())
 
     def _answer(self) -> None:

@@ -38,11 +38,15 @@ class DtypeConfig:
 
 @dataclass
 class MoeConfig:
-    """Mixture of experts in place of the dense FFN; one expert is the dense FFN."""
+    """Mixture of experts in place of the dense FFN; one expert is the dense FFN.
+
+    `dispatch`: every rank has all experts (`local`), or they are dealt out and tokens cross ranks (`all_to_all`).
+    """
 
     name: str = MISSING
     routing: str = MISSING
     combine: str = "index_put"
+    dispatch: str = "local"
     default_top_k: int = MISSING
     experts: int = MISSING
     top_k: int = MISSING

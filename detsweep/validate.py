@@ -24,6 +24,7 @@ CHOICES = {
     "model.embedding": ("module", "index"),
     "model.attention": ("math", "sdpa", "flash", "flex"),
     "moe.combine": ("index_put", "index_add", "scatter_add", "ordered", "unwritten"),
+    "moe.dispatch": ("local", "all_to_all"),
     "checkpointing": ("none", "block"),
     "wrap": ("block", "module", "root"),
     "optimizer": ("adamw", "sgd", "none"),

@@ -4,6 +4,8 @@ observe      time of a replayed step at each level of observation over that with
 records      bytes of the records of one rank and run, 24 layers, observe=block
 fingerprint  throughput of the default fingerprint on CPU over that of bitsum, one thread
 memory       peak memory of each fingerprint beyond the tensor itself
+recording    time of a recorded step over that of a plain one, and bytes written over those that collectives delivered
+replay       time of the replay of one rank over that of the run of all four
 sweep        time of a sweep of four tiny cells over that of four torchrun launches that do nothing
 
 Arms that are compared take turns, and take turns at being first, so that a machine that warms up, drifts or has other
@@ -24,6 +26,7 @@ from statistics import median
 from typing import Any
 
 import levels
+import tapes
 import torch
 from measuring import Figure, end_in_order, finish, in_turn, ratios, seconds, torchrun, trial_spec
 from rich.console import Console
@@ -143,8 +146,15 @@ def sweep(repeats: int) -> list[Figure]:
     return [ratios("sweep", "4 cells / 4 bare launches", [[pair] for pair in pairs], 1.5, "s")]
 
 
+def recording(repeats: int) -> list[Figure]:
+    figures = []
+    for model in ("tiny", "small"):
+        figures += tapes.measure(f"model={model}", (f"model={model}", "dtype=fp32"), repeats=repeats, rounds=ROUNDS)
+    return figures
+
+
 FIGURES: dict[str, Callable[[int], list[Figure]]] = {
-    f.__name__: f for f in (observe, records, fingerprint, memory, sweep)
+    f.__name__: f for f in (observe, records, fingerprint, memory, recording, tapes.replay, sweep)
 }
 INNER: dict[str, Callable[..., Any]] = {f.__name__: f for f in (throughput, peak)}
 

@@ -295,6 +295,92 @@ def test_a_broken_sequence_is_received_from_nobody() -> None:
     assert (found[1].cause, found[1].origin) == ("sequence", None)
 
 
+# --- activations that cross ranks, seen without the all-to-alls that bring them --------------------------------------
+
+LAYERS = (
+    record("param", "w", phase="before"),
+    record("module", "blocks.0.ffn.router", block=0),
+    record("module", "blocks.0.ffn.experts.2.gate", block=0),
+    record("module", "blocks.0.ffn", block=0),
+    record("block_post", "blocks.0", block=0),
+    record("logits", "logits"),
+    record("module_grad_in", "blocks.0.ffn", block=0, phase="backward"),
+    record("block_grad_in", "blocks.0", block=0, phase="backward"),
+    record("grad", "w", phase="backward"),
+)
+
+
+def _layers(
+    places: Mapping[int, str], level: str = "module", *, shape: tuple[int, ...] = (2, 3)
+) -> dict[int, Divergence]:
+    """What ranks diverge by that first differ in these modules, where activations cross ranks; `shape`: rank 1's."""
+    pairs = {}
+    for rank, name in places.items():
+        changed = [
+            replace(r, digest=99, shape=shape if rank == 1 else r.shape) if r.name == name else r for r in LAYERS
+        ]
+        pairs[rank] = _of(rank, stream_of(LAYERS), stream_of(changed, run="r2"))
+    return attribute(pairs, level=level, exchanges=True)
+
+
+@pytest.mark.parametrize("place", [("block_post", "forward"), ("block_grad_in", "backward")])
+@pytest.mark.parametrize("ranks", [(1,), (0, 1)])
+def test_whose_work_the_output_of_a_block_is_is_open_where_experts_are_of_other_ranks(
+    place: Place, ranks: tuple[int, ...]
+) -> None:
+    found = _attributed(REPLAYED, {rank: [place] for rank in ranks}, exchanges=True)
+    assert {rank: (d.cause, d.origin, d.closer) for rank, d in found.items()} == dict.fromkeys(
+        ranks, (None, None, "op")
+    )
+    assert _attributed(REPLAYED, {1: [place]})[1].cause == "compute"
+
+
+@pytest.mark.parametrize(
+    "place", [("block_pre", "forward"), ("logits", "forward"), ("loss", "forward"), ("block_grad_out", "backward")]
+)
+def test_what_a_rank_makes_of_its_own_is_its_own_where_activations_cross_ranks(place: Place) -> None:
+    found = _attributed(REPLAYED, {1: [place], 2: [("input", "before")]}, exchanges=True)
+    assert (found[1].cause, found[1].origin) == ("compute", None)
+
+
+@pytest.mark.parametrize("place", [("block_post", "forward"), ("block_grad_in", "backward"), ("grad", "backward")])
+def test_activations_bring_the_divergence_of_a_rank_that_began_earlier(place: Place) -> None:
+    found = _attributed(REPLAYED, {0: [place], 2: [("block_pre", "forward")]}, exchanges=True)
+    assert (found[0].cause, found[0].origin, found[0].closer) == ("upstream", 2, "collective")
+    assert (found[2].cause, found[2].origin) == ("compute", None)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (3, 3)], ids=["other rows", "more rows"])
+def test_experts_are_given_what_another_rank_sends_them(shape: tuple[int, ...]) -> None:
+    found = _layers({0: "blocks.0.ffn.router", 1: "blocks.0.ffn.experts.2.gate"}, shape=shape)
+    assert (found[0].cause, found[0].origin) == ("compute", None)
+    assert (found[1].cause, found[1].origin, found[1].closer) == ("upstream", 0, "collective")
+
+
+def test_more_rows_from_nobody_are_another_program() -> None:
+    found = _layers({1: "blocks.0.ffn.experts.2.gate"}, shape=(3, 3))
+    assert (found[1].kind, found[1].cause) == ("layout", "sequence")
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("blocks.0.ffn.router", "compute"),
+        ("blocks.0.ffn.experts.2.gate", None),
+        ("blocks.0.ffn", None),
+        # Inside of the block the layer is looked at: what the block adds to it is its own.
+        ("blocks.0", "compute"),
+    ],
+)
+def test_between_modules_only_experts_and_their_layer_are_open(name: str, cause: str | None) -> None:
+    assert _layers({1: name})[1].cause == cause
+
+
+def test_where_all_to_alls_are_seen_nothing_is_open() -> None:
+    found = _attributed(COLLECTIVES, {1: [("block_post", "forward")]}, "collective", exchanges=True)
+    assert (found[1].cause, found[1].closer) == ("compute", "op")
+
+
 # --- collectives -----------------------------------------------------------------------------------------------------
 
 GROUPS = {rank: {"mesh": (0, 1, 2)} for rank in range(3)}

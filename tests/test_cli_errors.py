@@ -15,10 +15,11 @@ from tests.conftest import clean_environment
 WRONG = [
     (["dtype=bf17"], "dtype=bf17: no such option; did you mean bf16?; valid: bf16, bf16_mixed, fp16, fp32"),
     (["experts=abc"], "experts=abc: must be a whole number"),
-    (["+moe.typo=1"], "moe.typo: no such key; valid: name, routing, combine, default_top_k, experts, top_k"),
-    (["moe.typo=1"], "moe.typo: no such key; valid: name, routing, combine, default_top_k, experts, top_k"),
+    (["+moe.typo=1"], "moe.typo: no such key; valid: name, routing, combine, dispatch, default_top_k, "),
+    (["moe.typo=1"], "moe.typo: no such key; valid: name, routing, combine, dispatch, default_top_k, "),
     (["model.num_heads=5"], "model.num_heads=5: must divide model.hidden_size=64 (valid: 1, 2, 4, 8, 16, 32, 64)"),
     (["experts=0"], "experts=0: must be at least 1"),
+    (["experts=4", "moe.dispatch=all2all"], "moe.dispatch=all2all: valid: local, all_to_all"),
     (["hydra/launcher=joblib"], "hydra/launcher=joblib: detsweep starts its cells itself; use launch=local"),
     (["hydra/sweeper=optuna"], "hydra/sweeper=optuna: only basic"),
     (["mitigation=[none,primuss]"], "mitigation=primuss: no such option; did you mean primus?; valid: aten_avx2, "),

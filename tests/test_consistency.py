@@ -53,6 +53,10 @@ def test_what_needs_company_says_so_alone(option: str) -> None:
         ("experts=4", "moe=topk"),
         ("experts=4", "moe=even", "top_k=4"),
         ("experts=4", "moe=top2"),
+        ("experts=4", "moe.dispatch=all_to_all", "checkpointing=block"),
+        ("experts=3", "moe.dispatch=all_to_all", "world.nproc_per_node=1"),
+        ("experts=4", "moe.dispatch=all_to_all", "world.nproc_per_node=4", "world.shard_ranks=2"),
+        ("experts=4", "moe.dispatch=all_to_all", "mode=resume", "steps=2", "clip=1"),
         ("dtype=fp32", "fault=bit_flip", "fault.bit=31"),
         ("fault=rank_failure", "fault.how=hang"),
         ("mitigation=[recipe,primus]",),
@@ -103,6 +107,22 @@ KINDS = (
         (("experts=4", "top_k=2"), "top_k=2: moe=top1 routes to 1; use moe=topk top_k=2"),
         (("experts=4", "moe=top2", "top_k=3"), "top_k=3: moe=top2 routes to 2; use moe=topk top_k=3"),
         (("experts=2", "moe=topk", "top_k=3"), "top_k=3: must be at most experts=2"),
+        (
+            ("moe.dispatch=all_to_all",),
+            "moe.dispatch=all_to_all: experts=1 is a dense FFN, with nothing to deal out to ranks; use experts=N",
+        ),
+        (
+            ("moe.dispatch=all_to_all", "experts=4", "world.nproc_per_node=3"),
+            "experts=4: moe.dispatch=all_to_all deals them out to 3 ranks (valid: 3, 6, 9, ...)",
+        ),
+        (
+            ("moe.dispatch=all_to_all", "experts=4", "mode=lockstep"),
+            "mode=lockstep: ranks with experts of their own do not do the same; use moe.dispatch=local",
+        ),
+        (
+            ("moe.dispatch=all_to_all", "experts=4", "compile=true"),
+            "compile=true: the exchange of tokens is not compiled; use moe.dispatch=local, or compile=false",
+        ),
         (
             ("compile=true", "observe=module"),
             "observe=module: cannot look into compiled blocks; use observe=block, or compile=false",

@@ -44,7 +44,7 @@ WORLD = ("nodes", "nproc_per_node", "threads_per_rank", "shard_ranks", "node", "
         ("dtype=bf17", "dtype=bf17: no such option; did you mean bf16?; valid: bf16, bf16_mixed, fp16, fp32"),
         ("mitigation=[none,typo]", f"mitigation=typo: no such option; valid: {_options('mitigation')}"),
         ("experiment=typo", f"experiment=typo: no such option; valid: {_options('experiment')}"),
-        ("moe.typo=1", "moe.typo: no such key; valid: name, routing, combine, default_top_k, experts, top_k"),
+        ("moe.typo=1", "moe.typo: no such key; valid: name, routing, combine, dispatch, default_top_k, experts, top_k"),
         ("world.gpus=1", "world.gpus: no such key; did you mean gpu?; valid: " + ", ".join(WORLD)),
         ("seed=abc", "seed=abc: must be a whole number"),
         ("world.nproc_per_node=2.5", "world.nproc_per_node=2.5: must be a whole number"),

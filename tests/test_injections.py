@@ -18,6 +18,7 @@ from detsweep.injections import (
     cannot_strike,
     expected_cause,
     ledger,
+    misrouted_at,
     site_of,
 )
 from tests.support import compose
@@ -270,7 +271,7 @@ OF_ITS_SITE: dict[str, tuple[str | None, ...]] = {
 
 
 def _cell(level: str, mode: str = "replay") -> dict[str, Any]:
-    return {"observe": {"name": level}, "mode": {"name": mode}, "steps": 4}
+    return {"observe": {"name": level}, "mode": {"name": mode}, "steps": 4, "moe": {"dispatch": "local"}}
 
 
 EVERYWHERE = [(kind, site) for kind, sites in KINDS.items() for site in sites]
@@ -333,3 +334,24 @@ def test_the_expected_cause_is_that_which_is_found_where_only_the_fault_differs(
 def test_a_random_state_that_a_checkpoint_did_not_restore_is_found_as_its_cause() -> None:
     found = attribute({0: _struck_pair("rng_not_restored", "rng")}, level="block", restored=True)
     assert found[0].cause == expected_cause("rng_not_restored", "rng", _cell("block", "resume"))
+
+
+@pytest.mark.parametrize(("kind", "site"), [pair for pair in EVERYWHERE if pair[1] != "op"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_so_it_is_where_activations_cross_ranks(kind: str, site: str, level: str) -> None:
+    cell = {**_cell(level), "moe": {"dispatch": "all_to_all"}}
+    found = attribute({0: _struck_pair(kind, site)}, level=level, exchanges=True)
+    assert found[0].cause == expected_cause(kind, site, cell)
+
+
+def test_a_misrouted_token_shows_first_in_what_ranks_tell_each_other_of_it() -> None:
+    dealt = ("experts=4", "moe.dispatch=all_to_all")
+    for level in LEVELS:
+        for overrides in (dealt, ("experts=4",)):
+            site, name = misrouted_at(compose(f"observe={level}", *overrides), 1)
+            if level in ("module", "op"):
+                assert (site, name) == ("module", "blocks.1.ffn.router")
+            elif level == "collective" and overrides == dealt:
+                assert (site, name) == ("collective_in", None)
+            else:
+                assert (site, name) == ("block_post", "blocks.1")

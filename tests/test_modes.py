@@ -9,6 +9,7 @@ from detsweep.causes import collective_name
 from detsweep.modes import (
     clean_verdict,
     comparable_between_ranks,
+    exchanges,
     expected_runs,
     fed,
     launches,
@@ -79,6 +80,15 @@ def test_where_nothing_was_compared_nothing_has_passed() -> None:
 def test_both_sides_of_the_break_have_a_step(steps: int, first: int) -> None:
     assert resumed_at(compose("mode=resume", f"steps={steps}")) == first
     assert 0 < first < steps
+
+
+def test_activations_cross_ranks_where_experts_are_dealt_out() -> None:
+    assert exchanges(compose("experts=4", "moe.dispatch=all_to_all"))
+    config = compose("experts=4")
+    assert not exchanges(config)
+    # Of an older sweep.
+    del config["moe"]["dispatch"]
+    assert not exchanges(config)
 
 
 OWN = {"param", "buffer", "optim", "op", "collective_in", "collective_out", "grad"}

@@ -69,7 +69,7 @@ def test_a_sweep_needs_a_folder_that_submitit_can_name(folder: str) -> None:
 
 def test_a_key_appended_past_the_schema_is_refused_at_any_depth() -> None:
     lines = _lines("+moe.typo=1", "+fuild=2")
-    assert lines[0] == "moe.typo: no such key; valid: name, routing, combine, default_top_k, experts, top_k"
+    assert lines[0] == "moe.typo: no such key; valid: name, routing, combine, dispatch, default_top_k, experts, top_k"
     assert lines[1].startswith("fuild: no such key; did you mean fault?; valid: model, dtype, moe, ")
     assert len(lines) == 2
 

@@ -9,7 +9,7 @@ from typing import Any
 from detsweep.analysis.fleet import golden_place
 from detsweep.analysis.rows import Cell, Trials
 from detsweep.baselines import Baselines
-from detsweep.crosstrial import COMPARABLE, CrossComparison, against_baseline
+from detsweep.crosstrial import RAN, CrossComparison, against_baseline
 from detsweep.paths import FileError, TrialPaths
 
 BASELINE_COLUMNS = (
@@ -71,4 +71,4 @@ def _crossed(crossed: CrossComparison) -> dict[str, Any]:
 
 
 def _first_valid(trials: Trials) -> TrialPaths | None:
-    return next((folder for folder, result in trials.values() if result["verdict"] in COMPARABLE), None)
+    return next((folder for folder, result in trials.values() if result["verdict"] in RAN), None)

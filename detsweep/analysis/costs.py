@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from detsweep.analysis.rows import Trials
-from detsweep.crosstrial import COMPARABLE
+from detsweep.crosstrial import RAN
 from detsweep.plan import NOT_IDENTITY
 
 SLOWER = 1.15
@@ -150,6 +150,6 @@ def _settings(cell: Mapping[str, Any]) -> bool:
 
 
 def _launched(trials: Trials) -> list[Launched]:
-    valid = [(number, result) for number, (_, result) in trials.items() if result["verdict"] in COMPARABLE]
+    valid = [(number, result) for number, (_, result) in trials.items() if result["verdict"] in RAN]
     # Without a time, as in results of earlier versions, by the number: those of one number ran next to each other.
     return [Launched(result.get("started", number), tuple(result.get("plain_ms") or ())) for number, result in valid]

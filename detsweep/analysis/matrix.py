@@ -15,6 +15,7 @@ from detsweep.analysis.verdicts import FAILED, VALID, worst
 from detsweep.analysis.words import counted, describe_first, describe_place, listed, missing
 from detsweep.baselines import value_of
 from detsweep.bounds import upper_bound
+from detsweep.crosstrial import RAN
 
 MATRIX_COLUMNS = (
     "verdict", "fault", "mitigation", "effect", "cost", "diverged", "errors", "replays", "upper_bound", "first",
@@ -101,6 +102,7 @@ def _cell_row(sweep: Sweep, group: pd.DataFrame) -> dict[str, Any]:
     verdicts = [str(verdict) for verdict in group["verdict"]]
     valid = sum(verdict in VALID for verdict in verdicts)
     counted = group[group["verdict"].isin(VALID)]
+    ran = group[group["verdict"].isin(RAN)]
     replays, diverged_replays = int(counted["replays"].sum()), int(counted["diverged_replays"].sum())
     diverged = group[group["first_site"].notna()]
     failed = group[group["error"].notna()]
@@ -121,8 +123,8 @@ def _cell_row(sweep: Sweep, group: pd.DataFrame) -> dict[str, Any]:
         "loss": ", ".join(dict.fromkeys(loss for loss in counted["loss"] if isinstance(loss, str))),
         **_baseline(sweep, row["cell"]),
         "ranks": listed({rank for ranks in diverged["diverged_ranks"] for rank in ranks}),
-        "plain_step_ms": counted["plain_step_ms"].median(),
-        "step_ms": counted["step_ms"].median(),
+        "plain_step_ms": ran["plain_step_ms"].median(),
+        "step_ms": ran["step_ms"].median(),
         "retries": _retries(group),
         "error": str(error),
         "log_tail": "" if missing(log_tail) else str(log_tail),

@@ -64,11 +64,14 @@ class Writer:
         with self._room(step):
             self._step = _Open(step, self._paths.payload(step).open("wb", buffering=1 << 20), 0, {})
 
-    def store(self, data: bytes | memoryview) -> Stored:
-        """Append bytes to the open step's payload; what comes twice is stored once, where that is asked for."""
+    def store(self, data: bytes | memoryview, digest: int | None = None) -> Stored:
+        """Append bytes to the open step's payload; what comes twice is stored once, where that is asked for.
+
+        `digest`: their XXH3, where it is known.
+        """
         assert self._step is not None
         step = self._step
-        key = (xxhash.xxh3_64_intdigest(data), len(data))
+        key = (xxhash.xxh3_64_intdigest(data) if digest is None else digest, len(data))
         if self._compress != "none" and key in step.seen:
             return step.seen[key]
         raw = zlib.compress(data, 1) if self._compress == "zlib" else data

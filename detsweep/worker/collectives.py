@@ -50,15 +50,9 @@ class Collectives:
         try:
             yield
         finally:
-            self._layers.pop(place, None)
+            del self._layers[place]
             if not self._layers:
                 self._unhook()
-
-    def clear(self) -> None:
-        """Take all layers away, where the contexts that they belong to were left without their end."""
-        self._layers.clear()
-        self.deliveries.forget()
-        self._unhook()
 
     def _hook(self) -> None:
         for namespace in COLLECTIVES:

@@ -199,6 +199,12 @@ class Deliveries:
         return [delivery for delivery in late if delivery.func.namespace == "c10d"]
 
 
+def has_work(result: Any) -> bool:
+    """Whether a c10d operator gave a handle to wait for."""
+    boxed = result[-1] if isinstance(result, (list, tuple)) else result
+    return isinstance(boxed, torch.ScriptObject)
+
+
 def with_work(result: Any, boxed: torch.ScriptObject) -> Any:
     """A c10d operator's result, with another work in it."""
     return (*result[:-1], boxed) if isinstance(result, (list, tuple)) else boxed

@@ -40,6 +40,7 @@ _UNWRITTEN = frozenset({"philox_seed", "philox_offset", "rng_state", "unused", "
 _SIDES: Mapping[str, tuple[int | None, int | None]] = {
     "allreduce_": (0, 0), "allreduce_coalesced_": (0, 0), "broadcast_": (0, 0), "reduce_": (0, 0),
     "send": (None, 0), "recv_": (0, None), "recv_any_source_": (0, None), "barrier": (None, None),
+    "monitored_barrier_": (None, None),
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from detsweep.fingerprints import local
-from detsweep.injections import Injection, ledger
+from detsweep.injections import Injection, ledger, misrouted_at
 from detsweep.worker.collectives import FAULT
 from detsweep.worker.corruptions import PLANTED, corrupt, corrupted
 from detsweep.worker.model import RepeatedBlockModel
@@ -166,9 +166,7 @@ class Faults:
                         chosen = chosen.clone()
                         token = chosen[injection.element % len(chosen)]
                         token[0] = (token[0] + 1) % self._config["experts"]
-                    inside = self._config["observe"]["name"] in ("module", "op")
-                    name = f"blocks.{number}.ffn.router" if inside else f"blocks.{number}"
-                    self._note(injection, "module" if inside else "block_post", name, number)
+                    self._note(injection, *misrouted_at(self._config, number), number)
             return chosen, probabilities
 
         return hook

@@ -11,11 +11,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from detsweep.worker.attention import Attention
+from detsweep.worker.experts import DispatchedExperts
 from detsweep.worker.moe import FeedForward, MixtureOfExperts
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -71,9 +73,10 @@ def _feed_forward(model: Mapping[str, Any], moe: Mapping[str, Any]) -> nn.Module
     hidden, ffn = model["hidden_size"], model["ffn_size"]
     if moe["experts"] == 1:
         return FeedForward(hidden, ffn)
-    return MixtureOfExperts(
-        hidden, ffn, experts=moe["experts"], top_k=moe["top_k"], routing=moe["routing"], combine=moe["combine"]
-    )
+    keys = {key: moe[key] for key in ("experts", "top_k", "routing", "combine")}
+    if moe["dispatch"] == "all_to_all":
+        return DispatchedExperts(hidden, ffn, **keys, rank=dist.get_rank(), ranks=dist.get_world_size())
+    return MixtureOfExperts(hidden, ffn, **keys)
 
 
 def _dropped(branch: Tensor, dropout: nn.Dropout | None) -> Tensor:
@@ -102,7 +105,7 @@ class RepeatedBlockModel(nn.Module):
 
 
 def build(config: Mapping[str, Any], device: torch.device) -> RepeatedBlockModel:
-    """The model of a cell on a device, the same weights on every rank.
+    """The model of a cell on a device, the same weights on every rank; of experts that are dealt out the rank's own.
 
     Each parameter has a generator of its own, seeded by the cell's seed and its name: its values do not depend on
     how many blocks or experts the model has.

@@ -129,17 +129,25 @@ class Player:
             assert self._step is not None
             raise UntilError(f"step {self._step.number}, call {call.seq}: {call.name} ({call.phase})")
         outputs = [self._tensor(call, side) for side in call.outputs]
-        writes = sides(func)[0]
-        targets = list(tensors_in([args[writes]])) if writes is not None else []
-        if not outputs and (targets or func.namespace != "c10d"):
-            assert self._step is not None
-            raise BeyondError(f"step {self._step.number}, call {call.seq}: nobody had waited for {call.name}")
+        self._check_delivered(call, func, args, len(outputs))
         if func.namespace != "c10d":
             return _functional(func, args, outputs)
+        writes = sides(func)[0]
+        targets = list(tensors_in([args[writes]])) if writes is not None else []
         for target, value in zip(targets, outputs, strict=True):
             # Past autograd's count of versions, which process groups need not move: it is the program that is checked.
             target.data.copy_(value)
         return _answer(func, args, writes, self._collectives.deliveries.kept(DoneWork()))
+
+    def _check_delivered(self, call: Call, func: Any, args: tuple[Any, ...], outputs: int) -> None:
+        """A call of a step that was broken off may have been under way: it has delivered nothing that is known."""
+        assert self._step is not None
+        writes = sides(func)[0]
+        wanted = args[writes] if writes is not None else args[:1] if func.namespace != "c10d" else ()
+        expected = len(list(tensors_in([wanted])))
+        if outputs != expected:
+            where = f"step {self._step.number}, call {call.seq}"
+            raise BeyondError(f"{where}: {call.name} delivers {expected} tensors, recorded are {outputs}")
 
     def _expect(self) -> Call:
         assert self._step is not None

@@ -18,7 +18,9 @@ from detsweep.recording.calls import COLLECTIVE, DATA
 from detsweep.worker import state
 from detsweep.worker.collectives import TAPE, Collectives
 from detsweep.worker.collectives import Call as GoOn
+from detsweep.worker.deliveries import has_work
 from detsweep.worker.described import Described, Describer, NotReplayableError, reads_of
+from detsweep.worker.dispatched import sides
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,11 @@ class Recorder:
         keep = self._options.payload == "all"
         entry = _Entry(COLLECTIVE, described, [self._side(tensor, keep=keep) for tensor in reads_of(func, args)])
         self._entries.append(entry)
-        return self._collectives.deliveries.watch(func, args, go_on(), partial(self._delivered, entry))
+        result = go_on()
+        if func.namespace == "c10d" and sides(func)[0] is not None and not has_work(result):
+            # As NCCL does of what it gathers into one (batch_isend_irecv): the handle of that one is not seen here.
+            raise NotReplayableError(f"{described.name} has no handle of its own: when it has delivered cannot be told")
+        return self._collectives.deliveries.watch(func, args, result, partial(self._delivered, entry))
 
     def data(self, name: str, tensors: Sequence[Tensor]) -> None:
         """Record data that the program got from outside: token ids, labels."""
@@ -171,11 +177,13 @@ class Recorder:
         if keep and self.on:
             if own.device.type == "cpu":
                 try:
-                    side.stored = self._writer.store(host_bytes(own))
+                    known = side.digest if self._checksum == "xxh3" else None
+                    side.stored = self._writer.store(host_bytes(own), known if isinstance(known, int) else None)
                 except FullError as error:
                     self._full(str(error))
             else:
-                # Without stopping the device: it arrives by the end of the step.
+                # Without stopping the device: it arrives by the end of the step; until then the memory is taken.
+                own.record_stream(torch.cuda.current_stream(own.device))
                 side.on_host = torch.empty(own.shape, dtype=own.dtype, pin_memory=True)
                 side.on_host.copy_(own, non_blocking=True)
         return side

@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from detsweep.worker.experts import own_experts
 from detsweep.worker.model import DTYPES, Block, RepeatedBlockModel
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -55,12 +56,17 @@ def shard(model: RepeatedBlockModel, config: Mapping[str, Any], device: torch.de
     """Shard the model in place, by the units that `wrap` names: all that is in one is gathered at once.
 
     `block`: each block, then what is left in the root. `module`: before that each block's attention and feed-forward.
-    `root`: the whole model at once.
+    `root`: the whole model at once. Experts that are dealt out to ranks are units of their own, with nothing to share.
     """
     mesh = _mesh(config, device)
     policy = MixedPrecisionPolicy(
         param_dtype=DTYPES[config["dtype"]["compute"]], reduce_dtype=DTYPES[config["dtype"]["reduce"]]
     )
+    if experts := own_experts(model):
+        # On a mesh of this rank alone, so that the policy holds for them too: casts, and the dtype of their gradients.
+        alone = init_device_mesh(device.type, (dist.get_world_size(), 1), mesh_dim_names=("expert", "expert_shard"))
+        for one in experts:
+            fully_shard(one, mesh=alone["expert_shard"], mp_policy=policy)
     for unit in _units(model, config["wrap"]):
         fully_shard(unit, mesh=mesh, mp_policy=policy)
 

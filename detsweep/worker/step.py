@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from detsweep import modes
 from detsweep.capture import Stream
 from detsweep.fingerprints import Digest, as_int64, raw_bits
+from detsweep.worker import gradients
 from detsweep.worker.faults import Faults
 from detsweep.worker.model import RepeatedBlockModel
 from detsweep.worker.observe import Observer
@@ -64,7 +65,7 @@ class TrainingStep:
         self.optimizer = _optimizer(model, config) if modes.trains(config) else None
         self._config = config
         self._data = data
-        self._observer = observer
+        self.observer = observer
         self._stress = stress
         # What data pass through on their way in: a tape that records them, or has others.
         self.fed: Callable[[int, Batch], Batch] | None = None
@@ -92,18 +93,18 @@ class TrainingStep:
         self._record_before(micros)
         self._milliseconds = 0.0
         # A fault in an operator or a collective strikes below the observer, which is to see what it did.
-        with self.faults.dispatched(), self._observer.observed(), self._timed():
+        with self.faults.dispatched(), self.observer.observed(), self._timed():
             output = self._forward_backward(micros, observed=True)
         self.faults.gradients(self.model)
         self._record_backward(output)
-        self._observer.phase = "optimizer"
+        self.observer.phase = "optimizer"
         norm = None
         if self.optimizer is not None:
-            with self._observer.observed(), self._timed():
+            with self.observer.observed(), self._timed():
                 norm = self._update()
         self._record_after(norm)
         self.faults.end()
-        stream = self._observer.finish(rank=dist.get_rank(), step=step, run=f"r{run}")
+        stream = self.observer.finish(rank=dist.get_rank(), step=step, run=f"r{run}")
         return TimedRun(stream, self._milliseconds)
 
     def _micros(self, step: int) -> list[Batch]:
@@ -111,7 +112,7 @@ class TrainingStep:
 
     def _forward_backward(self, micros: list[Batch], *, observed: bool = False) -> Digest | None:
         """Gradients of the mean loss over all micro-batches; returns the last logits' digest where it was taken."""
-        observer, looking = self._observer, observed and self._inside
+        observer, looking = self.observer, observed and self._inside
         self.model.zero_grad(set_to_none=True)
         output = None
         for ids, labels in micros:
@@ -127,6 +128,7 @@ class TrainingStep:
                 observer.record("loss", "loss", self.loss, digest=bits)
             observer.phase = "backward"
             (loss / len(micros) if len(micros) > 1 else loss).backward()
+        gradients.average_own(self.model)
         return output
 
     def _update(self) -> Tensor | None:
@@ -135,12 +137,12 @@ class TrainingStep:
             return None
         norm = None
         if self._config["clip"] is not None:
-            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config["clip"])
+            norm = gradients.clip(self.model, self._config["clip"])
         self.optimizer.step()
         return norm
 
     def _record_before(self, micros: list[Batch]) -> None:
-        observer = self._observer
+        observer = self.observer
         observer.phase = "before"
         self._record_random()
         for ids, labels in micros:
@@ -154,7 +156,7 @@ class TrainingStep:
         Gradients come in the order in which backward completes them under FSDP2: the last block first, the root's
         own (final norm, embedding) at the end.
         """
-        observer = self._observer
+        observer = self.observer
         observer.phase = "backward"
         bits = raw_bits(self.loss)
         if not self._inside:
@@ -169,7 +171,7 @@ class TrainingStep:
             observer.count_nonfinite(name, parameter.grad)
 
     def _record_after(self, norm: Tensor | None) -> None:
-        observer = self._observer
+        observer = self.observer
         if norm is not None:
             whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
             observer.record("norm", "grad_norm", whole)
@@ -179,7 +181,7 @@ class TrainingStep:
 
     def _record_state(self) -> None:
         """Optimizer state, parameters and buffers, in the order in which a step writes them."""
-        record, phase = self._observer.record, self._observer.phase
+        record, phase = self.observer.record, self.observer.phase
         if self.optimizer is not None:
             for name, parameter in self.model.named_parameters():
                 for key, value in sorted(self.optimizer.state.get(parameter, {}).items()):
@@ -192,7 +194,7 @@ class TrainingStep:
 
     def _record_random(self) -> None:
         for name, state in RandomState.now(self.device).tensors().items():
-            self._observer.record_random(name, state)
+            self.observer.record_random(name, state)
 
     def _global_bits(self, loss_bits: Tensor, output: Digest | None) -> Tensor:
         """The recipe's cross-rank fingerprint: loss bits XOR output bits, summed over all ranks modulo 2^64."""
@@ -223,6 +225,7 @@ def backward_order(model: RepeatedBlockModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def _optimizer(model: RepeatedBlockModel, config: Mapping[str, Any]) -> torch.optim.Optimizer:
+    groups = gradients.parameter_groups(model)
     if config["optimizer"] == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=0.9)
-    return torch.optim.AdamW(model.parameters(), lr=config["lr"])
+        return torch.optim.SGD(groups, lr=config["lr"], momentum=0.9)
+    return torch.optim.AdamW(groups, lr=config["lr"])

@@ -79,7 +79,10 @@ class FaultMode(TorchDispatchMode):
             # To wait for one here could mean to wait for ever.
             return result
         delivered = delivered_by(func, args, sides(func)[0], result)[:1]
-        if delivered and self._show("collective_out", None, delivered[0], name) and func.namespace == "c10d":
+        # Integers are sizes that ranks tell each other: with other ones they would wait for each other for ever.
+        if not delivered or not delivered[0].is_floating_point():
+            return result
+        if self._show("collective_out", None, delivered[0], name) and func.namespace == "c10d":
             # gloo copies a reduce-scatter's result with each wait, and the caller waits again: it gets a work that is
             # done.
             return with_work(result, self._deliveries.kept(DoneWork()))

@@ -144,19 +144,6 @@ def test_a_layer_that_raises_ends_the_call_and_not_the_next() -> None:
     assert fails == []
 
 
-def test_layers_whose_contexts_never_end_can_be_taken_away() -> None:
-    seen: list[str] = []
-    collectives = Collectives()
-    context = collectives.layer(TAPE, _layer(seen))
-    context.__enter__()
-    collectives.clear()
-    dist.all_reduce(torch.ones(1))
-    assert seen == []
-    with collectives.layer(TAPE, _layer(seen)):
-        dist.all_reduce(torch.ones(1))
-    assert len(seen) == 2
-
-
 def test_a_functional_collective_is_seen_once_though_it_is_made_of_others() -> None:
     # all_gather_tensor along another dimension than the first, and the differentiable one, each have one inside.
     def call() -> None:

@@ -283,7 +283,7 @@ def test_what_was_under_way_when_a_step_broke_off_is_where_its_replay_ends(
 
     with pytest.raises(ZeroDivisionError):
         _record(tape, broken)
-    with pytest.raises(BeyondError, match=r"^step 0, call 1: nobody had waited for \w+.all_?reduce_? #"):
+    with pytest.raises(BeyondError, match=r"^step 0, call 1: .* delivers 1 tensors, recorded are 0$"):
         _play(tape, broken)
 
 

@@ -142,7 +142,7 @@ def test_gradients_on_record_are_the_sha256_of_what_backward_left(tmp_path: Path
 def test_a_line_has_the_sha256_of_what_lies_in_memory_in_any_order_and_of_nothing(
     tmp_path: Path, dtype: torch.dtype
 ) -> None:
-    observer = prepared(tmp_path, "checksum=sha256")._observer
+    observer = prepared(tmp_path, "checksum=sha256").observer
     whole = torch.linspace(-3, 5, 24 * 35).to(dtype).view(24, 35)
     gradients = {"whole": whole, "turned": whole.t(), "strided": whole[1::3, 2:30:4], "empty": whole[:0]}
     for name, gradient in gradients.items():
