@@ -404,7 +404,7 @@ def _changed(trial: TrialPaths, /, **changes: Any) -> str:
 
 
 def test_a_verdict_that_does_not_exist_is_an_error(trial: TrialPaths) -> None:
-    expected = "verdict 'fine' is none of pass, diverged, invalid, error, timeout, unsupported"
+    expected = "verdict 'fine' is none of pass, recorded, diverged, invalid, error, timeout, unsupported"
     assert _changed(trial, verdict="fine") == expected
 
 

@@ -264,7 +264,7 @@ def test_one_flipped_bit_anywhere_in_the_payload(recording: RecordingPaths, comp
     _check(recording)
 
 
-@pytest.mark.parametrize("bit", [0, 2, 4, 7])
+@pytest.mark.parametrize("bit", [1, 5])
 def test_one_flipped_bit_anywhere_in_the_log(recording: RecordingPaths, paths: RankRecordingPaths, bit: int) -> None:
     path = paths.log(0)
     for place in range(path.stat().st_size):
