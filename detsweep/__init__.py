@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from detsweep.analysis import Sweep, load
-    from detsweep.program import record
+    from detsweep.worker.program import record
 
 __version__ = "0.1.0"
 __all__ = ["Sweep", "__version__", "load", "record"]
@@ -19,7 +19,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(analysis, name)
     if name == "record":
-        from detsweep.program import record
+        from detsweep.worker.program import record
 
         return record
     raise AttributeError(f"module 'detsweep' has no attribute {name!r}")

@@ -10,6 +10,7 @@ from typing import Any
 
 from detsweep.paths import RecordingPaths, TrialPaths, read_json
 from detsweep.recording import Call, RankRecording, RecordingError, open_rank
+from detsweep.recording.reading import ranges
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ def _diff_rank(mine: RankRecording, theirs: RankRecording) -> tuple[str, bool]:
     if not common:
         raise RecordingError(f"{mine.paths.folder} and {theirs.paths.folder} have no step in common")
     calls = 0
+    alone = {*mine.numbers} ^ {*theirs.numbers}
     for number in common:
         ours, others = mine.step(number), theirs.step(number)
         for a, b in zip(ours.calls, others.calls, strict=False):
@@ -107,6 +109,8 @@ def _diff_rank(mine: RankRecording, theirs: RankRecording) -> tuple[str, bool]:
             calls += 1
         if len(ours.calls) != len(others.calls):
             return f"step {number} has {len(ours.calls)} calls in the one, {len(others.calls)} in the other", False
+    if alone:
+        return f"{calls} calls of {len(common)} steps are equal, only one has {ranges(tuple(sorted(alone)))}", False
     return f"{calls} calls of {len(common)} steps are equal", True
 
 

@@ -21,6 +21,7 @@ ROOMS = ("analysis", "dispatch", "worker")
         ("detsweep", ("torch", "pandas", "hydra", "numpy")),
         ("detsweep.app", ("torch", "pandas", "numpy")),
         ("detsweep.dispatch.torchrun", ("torch", "pandas", "hydra")),
+        ("detsweep.replay", ("torch", "pandas", "hydra", "numpy")),
         ("detsweep.analysis", ("torch", "hydra")),
         ("detsweep.worker.__main__", ("torch", "pandas", "hydra")),
         ("detsweep.worker.rank", ("pandas", "hydra")),
@@ -52,7 +53,7 @@ def test_rooms_never_import_each_other(room: str) -> None:
 
 
 def test_the_core_imports_no_room() -> None:
-    front = {"__init__.py", "__main__.py", "app.py", "status.py"}
+    front = {"__init__.py", "__main__.py", "app.py", "replay.py", "status.py"}
     core = [path for path in PACKAGE.glob("*.py") if path.name not in front]
     rooms = tuple(f"detsweep.{room}" for room in ROOMS)
     assert len(core) > 10
