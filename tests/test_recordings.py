@@ -237,10 +237,11 @@ def test_a_call_more_is_told_where_all_before_are_equal(tmp_path: Path) -> None:
     assert diff(other, one)[0][0] == "rank 0: step 1 has 2 calls in the one, 3 in the other"
 
 
-def test_only_steps_that_both_have_are_compared(tmp_path: Path) -> None:
+def test_only_steps_that_both_have_are_compared_and_the_others_named(tmp_path: Path) -> None:
     one = _recording(tmp_path / "a", steps=range(5))
     other = _recording(tmp_path / "b", steps=range(3, 9))
-    assert diff(one, other) == ([f"rank 0: {EQUAL}", f"rank 1: {EQUAL}"], True)
+    said = f"{EQUAL}, only one has 0 to 2, 5 to 8"
+    assert diff(one, other) == ([f"rank 0: {said}", f"rank 1: {said}"], False)
     apart = _recording(tmp_path / "c", steps=[20])
     line = _refused(lambda: diff(one, apart))
     assert line == f"{one.rank(0).folder} and {apart.rank(0).folder} have no step in common"
