@@ -81,6 +81,11 @@ class ChildEnvironment:
     overruled: dict[str, str]
 
 
+def of_torchrun(name: str) -> bool:
+    """Whether a variable is one of those that torchrun gives its ranks."""
+    return FOREIGN.fullmatch(name) is not None and not name.startswith(_LAUNCHERS)
+
+
 def changes_numerics(name: str) -> bool:
     """Whether a variable belongs to those that change the bits of a step."""
     return name not in KEPT_NAMES and (name.startswith(NUMERIC_PREFIXES) or name in catalogue())

@@ -146,6 +146,16 @@ class RecordingPaths:
         """The fingerprints of a program of one's own; those of a trial lie with the trial."""
         return self.folder / f"rank{rank:03d}.jsonl"
 
+    def set_aside(self, rank: int) -> None:
+        """Move what an earlier attempt has recorded of a rank out of the way."""
+        number = 1
+        while (aside := self.folder / "superseded" / f"attempt{number}" / f"rank{rank:03d}").exists():
+            number += 1
+        for path in (self.rank(rank).folder, self.records(rank)):
+            if path.exists():
+                aside.parent.mkdir(parents=True, exist_ok=True)
+                path.rename(aside.parent / path.name)
+
     def replay(self, rank: int) -> Path:
         """What came out of the last replay of a rank."""
         return self.folder / f"replay-rank{rank:03d}.json"

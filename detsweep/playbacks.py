@@ -6,6 +6,7 @@ what differs in live runs again and again, and in no fed one, came over the grou
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,13 +17,13 @@ from detsweep.compare import Divergence, run_number
 
 # What a fed run can differ by beside compute, and is seen where it happens.
 _OWN = ("input", "rng", "optimizer", "memory", "sequence")
-ENOUGH = 2
-"""So many runs of each kind it takes to say that a divergence came from communication; one could be a single event."""
+SURE = 0.01
+"""A difference between fed and live runs is no chance where chance alone would make it less often than this."""
 
 
 @dataclass(frozen=True)
-class _Step:
-    """How many fed and live runs of a step differ, of how many."""
+class _Counted:
+    """How many fed and live runs differ, of how many."""
 
     fed: int
     of_fed: int
@@ -31,12 +32,20 @@ class _Step:
 
     @property
     def communication(self) -> bool:
-        return not self.fed and self.live >= ENOUGH and self.of_fed >= ENOUGH
+        """Whether live runs differ more often than fed ones, by more than chance (Fisher's exact test, one-sided)."""
+        total, differ = self.of_fed + self.of_live, self.fed + self.live
+        ways = math.comb(total, differ)
+        least = max(0, differ - self.of_live)
+        chance = sum(
+            math.comb(self.of_fed, fed) * math.comb(self.of_live, differ - fed) for fed in range(least, self.fed + 1)
+        )
+        return chance / ways < SURE
 
 
 def attributed(config: Mapping[str, Any], found: Mapping[int, Sequence[Divergence]]) -> dict[int, list[Divergence]]:
     """The divergences of all ranks, with the cause that feeding tells where what was observed does not tell it."""
-    steps = _steps(config, found)
+    communication = _counted(config, _diverged(found)).communication
+    fed_steps = {step for step, runs in _diverged(found).items() if any(modes.fed(config, run) for run in runs)}
     # At these levels what every collective was given and delivered has been seen.
     seen = config["observe"]["name"] in ("collective", "op")
 
@@ -45,7 +54,7 @@ def attributed(config: Mapping[str, Any], found: Mapping[int, Sequence[Divergenc
             return one
         if modes.fed(config, run_number(one.run)):
             return replace(one, cause="compute")
-        if steps[one.step].communication and not (seen and one.cause == "compute"):
+        if communication and one.step not in fed_steps and not (seen and one.cause == "compute"):
             return replace(one, cause="collective")
         return one
 
@@ -53,27 +62,36 @@ def attributed(config: Mapping[str, Any], found: Mapping[int, Sequence[Divergenc
 
 
 def notes(config: Mapping[str, Any], found: Mapping[int, Sequence[Divergence]]) -> Iterator[str]:
-    """For the steps that diverged, three at most: how many fed and how many live runs differ, and what that says."""
-    steps = _steps(config, found)
-    for number, step in list(steps.items())[:3]:
-        counts = f"step {number}: fed what r1 received {step.fed} of {step.of_fed} runs differ"
-        counts += f", live {step.live} of {step.of_live}"
-        if step.fed:
-            yield f"{counts}: a rank's own compute does not repeat"
-        elif step.communication:
-            yield f"{counts}: the divergence came from communication"
-        else:
-            yield f"{counts}: communication, or a single event; more runs tell (runs={2 * config['runs'] - 1})"
-    if len(steps) > 3:
-        yield f"and so on, in {len(steps)} steps"
+    """How many fed and how many live runs differ, over all steps, and what that says; nothing where none does."""
+    diverged = _diverged(found)
+    if not diverged:
+        return
+    counted = _counted(config, diverged)
+    said = (
+        f"fed what r1 received {counted.fed} of {counted.of_fed} runs differ, live {counted.live} of {counted.of_live}"
+    )
+    if counted.fed:
+        yield f"{said}: a rank's own compute does not repeat"
+        if counted.communication:
+            yield "live runs differ more often than that explains: communication does not repeat either"
+    elif counted.communication:
+        yield f"{said}: the divergence came from communication"
+    else:
+        yield f"{said}: too few to tell communication from a rare event; more runs or steps tell"
 
 
-def _steps(config: Mapping[str, Any], found: Mapping[int, Sequence[Divergence]]) -> dict[int, _Step]:
-    runs = range(2, config["runs"] + 1)
-    of_fed = sum(modes.fed(config, run) for run in runs)
+def _diverged(found: Mapping[int, Sequence[Divergence]]) -> dict[int, set[int]]:
+    """The runs of each step in which any rank diverged."""
     diverged: dict[int, set[int]] = defaultdict(set)
     for own in found.values():
         for one in own:
             diverged[one.step].add(run_number(one.run))
-    counted = {step: sum(modes.fed(config, run) for run in numbers) for step, numbers in sorted(diverged.items())}
-    return {step: _Step(fed, of_fed, len(diverged[step]) - fed, len(runs) - of_fed) for step, fed in counted.items()}
+    return dict(sorted(diverged.items()))
+
+
+def _counted(config: Mapping[str, Any], diverged: Mapping[int, set[int]]) -> _Counted:
+    runs = range(2, config["runs"] + 1)
+    of_fed = sum(modes.fed(config, run) for run in runs)
+    fed = sum(modes.fed(config, run) for numbers in diverged.values() for run in numbers)
+    live = sum(len(numbers) for numbers in diverged.values()) - fed
+    return _Counted(fed, of_fed * config["steps"], live, (len(runs) - of_fed) * config["steps"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 from detsweep.paths import RecordingPaths, TrialPaths, read_json
 from detsweep.recording import Call, RankRecording, RecordingError, open_rank
-from detsweep.recording.reading import ranges
+from detsweep.recording.reading import about_of, ranges
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,21 @@ class Subject:
     spec: Mapping[str, Any] | None
     about: Mapping[str, Any]
 
+    def records(self, rank: int) -> Path:
+        """The file with a rank's fingerprints."""
+        return self.recording.records(rank) if self.spec is None else TrialPaths(self.folder).records(rank)
+
 
 def subject_of(folder: Path) -> Subject:
     """The recording that a folder is, or the only one below it. Raises RecordingError where there is none."""
     if (own := RecordingPaths(folder.absolute())).about.exists():
-        return Subject(own.folder, own, None, read_json(own.about))
+        about = about_of(own)
+        if "program" in about:
+            return Subject(own.folder, own, None, about)
+        # The recording of a trial, which is called by the folder of its own.
+        folder = own.folder.parent
     trial = trial_of(folder)
-    return Subject(trial.folder, trial.recording, spec_of(trial), read_json(trial.recording.about))
+    return Subject(trial.folder, trial.recording, spec_of(trial), about_of(trial.recording))
 
 
 def trial_of(folder: Path) -> TrialPaths:
@@ -58,7 +66,7 @@ def trial_of(folder: Path) -> TrialPaths:
 def spec_of(trial: TrialPaths) -> dict[str, Any]:
     """A recorded trial's spec. Raises RecordingError where the recording is of another configuration."""
     spec = read_json(trial.spec)
-    about = read_json(trial.recording.about)
+    about = about_of(trial.recording)
     if about.get("config") != spec.get("config"):
         key = next(_differing(about.get("config") or {}, spec.get("config") or {}), "config")
         raise RecordingError(f"{trial.recording.about} is of another configuration than {trial.spec}: {key} differs")
@@ -68,10 +76,26 @@ def spec_of(trial: TrialPaths) -> dict[str, Any]:
 def notes(about: Mapping[str, Any], device: str) -> Iterator[str]:
     """What of this machine is not as it was when the recording was made, so that bits may differ for that alone."""
     here = metadata.version("torch")
-    if about["torch"] != here:
+    # What pip knows a build by may lack the part behind the plus.
+    known, mine = about["torch"].split("+"), here.split("+")
+    if known[: len(mine)] != mine[: len(known)]:
         yield f"recorded with torch {about['torch']}, replayed with {here}: kernels may give other bits"
     if about["device"] != device:
         yield f"recorded on {about['device']}, replayed on {device}: kernels are others, and give other bits"
+
+
+def shortcomings(opened: Sequence[RankRecording]) -> Iterator[str]:
+    """What the recordings of ranks lack of what was asked for, and why; each said once."""
+    said: dict[str, list[int]] = {}
+    for one in opened:
+        if not one.paths.end.exists():
+            lines = [f"the recording was broken off: the run ended before its time, in step {one.numbers[-1]} or later"]
+        else:
+            lines = list(read_json(one.paths.end)["notes"])
+        for line in lines:
+            said.setdefault(line, []).append(one.rank)
+    for line, ranks in said.items():
+        yield f"rank{'s' if len(ranks) > 1 else ''} {ranges(tuple(ranks))}: {line}"
 
 
 def diff(one: RecordingPaths, other: RecordingPaths) -> tuple[list[str], bool]:
@@ -80,7 +104,7 @@ def diff(one: RecordingPaths, other: RecordingPaths) -> tuple[list[str], bool]:
     Where a collective is given the same and delivers something else, the difference came from another rank or from the
     collective; where it is given something else, from this rank's own compute since the call before.
     """
-    pair = [read_json(recording.about) for recording in (one, other)]
+    pair = [about_of(recording) for recording in (one, other)]
     sizes = [int(about["world_size"]) for about in pair]
     if sizes[0] != sizes[1]:
         raise RecordingError(f"{one.folder} is of {sizes[0]} ranks, {other.folder} of {sizes[1]}")
@@ -103,6 +127,8 @@ def _diff_rank(mine: RankRecording, theirs: RankRecording) -> tuple[str, bool]:
     alone = {*mine.numbers} ^ {*theirs.numbers}
     for number in common:
         ours, others = mine.step(number), theirs.step(number)
+        if ours.complete != others.complete:
+            return f"step {number} is whole in only one of them", False
         for a, b in zip(ours.calls, others.calls, strict=False):
             if (what := _differs(a, b)) is not None:
                 return f"differs first in step {number}, call {a.seq}: {what}", False

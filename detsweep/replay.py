@@ -18,15 +18,16 @@ from typing import Any, NoReturn
 from detsweep import mitigations, recordings, replayreport
 from detsweep.capture import LEVELS
 from detsweep.dispatch.torchrun import environment_of
-from detsweep.environment import visible_gpus
+from detsweep.environment import changes_numerics, visible_gpus
 from detsweep.orphans import PARENT_VARIABLE
 from detsweep.output import tolerate_broken_output
 from detsweep.paths import FileError, TrialPaths, conf_dir, read_json, write_json
 from detsweep.recording import RankRecording, open_rank
+from detsweep.recording.streams import streams_of
 from detsweep.recordings import Subject
-from detsweep.replays import Pass, Request
+from detsweep.replays import NOT_ITS_RECORDING, Pass, Request
 
-WRONG, FAILED = 2, 3
+WRONG, FAILED, INTERRUPTED = 2, 3, 130
 EPILOG = """\
 examples:
   python -m detsweep.replay runs/x/cells/mode-record-2a2dd5ceca/trial0 --all      every rank, one after the other
@@ -37,7 +38,8 @@ examples:
   ... --rank 3 --pdb                           stop in the debugger at the first difference
   python -m detsweep.replay diff a/trial0 b/trial0
 
-exit codes: 0 bit for bit as recorded, 1 something differs, 2 what was asked makes no sense, 3 a replay failed
+exit codes: 0 bit for bit as recorded, 1 something differs, 2 what was asked makes no sense, 3 a replay failed,
+130 interrupted
 """
 
 
@@ -57,6 +59,8 @@ def main() -> int:
     except (FileError, ValueError) as error:
         print(f"detsweep: {error}", file=sys.stderr)
         return WRONG
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def _replay(words: Sequence[str]) -> int:
@@ -64,8 +68,9 @@ def _replay(words: Sequence[str]) -> int:
     subject = recordings.subject_of(Path(asked.folder))
     world_size = int(subject.about["world_size"])
     ranks = list(range(world_size)) if asked.all else [asked.rank]
-    requests = [_request(asked, subject, open_rank(subject.recording, rank)) for rank in ranks]
-    for line in recordings.notes(subject.about, requests[0].device):
+    opened = [open_rank(subject.recording, rank) for rank in ranks]
+    requests = [_request(asked, subject, one) for one in opened]
+    for line in [*recordings.notes(subject.about, requests[0].device), *recordings.shortcomings(opened)]:
         print(f"note: {line}")
     worst = 0
     for request in requests:
@@ -76,7 +81,8 @@ def _replay(words: Sequence[str]) -> int:
         print("\n".join(replayreport.lines(request, passes, seconds)), flush=True)
         worst = max(worst, 0 if all(found.clean for found in passes) else 1)
     if len(ranks) > 1:
-        print({0: f"all {len(ranks)} ranks are bit for bit as recorded"}.get(worst, "not all ranks are as recorded"))
+        words_of = {0: f"all {len(ranks)} ranks are bit for bit as recorded", 1: "not all ranks are as recorded"}
+        print(words_of.get(worst, "not all ranks could be replayed"))
     return worst
 
 
@@ -85,14 +91,27 @@ def _request(asked: argparse.Namespace, subject: Subject, one: RankRecording) ->
     first, last = _steps(asked.step)
     window = one.window(first, last)
     first = window[0] if first is None else first
+    streams_of(one, subject.records(one.rank), range(first, window[-1] + 1))
     for number in window:
         recorded = one.step(number)
         recorded.check()
+        if recorded.header.checksum != one.about["checksum"]:
+            raise FileError(
+                f"{recorded.paths.log(number)} has digests of {recorded.header.checksum}, not of the others'"
+            )
         if recorded.header.payload == "digest":
             raise ValueError(
                 f"{recorded.paths.log(number)} was recorded with record.payload=digest: there is nothing to replay with"
             )
     device = asked.device or str(one.about["device"])
+    if (
+        subject.spec is not None
+        and subject.spec["config"]["compile"]
+        and asked.observe in ("module", "collective", "op")
+    ):
+        raise ValueError(
+            f"--observe {asked.observe}: cannot look into compiled blocks; it would replace them by others"
+        )
     if subject.spec is None:
         _only_of_trials(asked, device, str(one.about["device"]))
     if device == "cuda" and not visible_gpus():
@@ -141,27 +160,34 @@ def _run(request: Request, subject: Subject) -> tuple[list[Pass] | int, float]:
             command, where = [sys.executable, "-m", "detsweep.worker.solo", str(asked), str(answer)], None
         else:
             program = subject.about["program"]
-            command = [sys.executable, "-m", "detsweep.worker.rerun", str(asked), *program["argv"]]
-            where = program["cwd"]
-            if not (Path(where) / program["argv"][0]).exists():
-                raise FileError(f"{program['argv'][0]}, the program that was recorded, is not there any more")
+            own = [program["module"] or "", *program["argv"]]
+            command, where = [sys.executable, "-m", "detsweep.worker.rerun", str(asked), *own], program["cwd"]
+            for path in (Path(where), Path(program["argv"][0])):
+                if not path.exists():
+                    raise FileError(f"{path}, of the program that was recorded, is not there any more")
         ended = subprocess.run(command, env=_variables(request, subject), cwd=where, check=False)
-        if ended.returncode != 0 or not answer.exists():
-            if ended.returncode == WRONG:
+        if not answer.exists():
+            if ended.returncode == NOT_ITS_RECORDING:
                 return WRONG, 0.0
             said = f"exit code {ended.returncode}" if ended.returncode else "it never came to the end of its steps"
             print(f"detsweep: the replay of rank {request.rank} failed ({said})", file=sys.stderr)
             return FAILED, 0.0
         found = read_json(answer)
-        write_json(subject.recording.replay(request.rank), found)
+        if ended.returncode != 0:
+            print(f"note: after its steps the program ended with exit code {ended.returncode}")
+        try:
+            write_json(subject.recording.replay(request.rank), found)
+        except OSError as error:
+            print(f"note: {subject.recording.replay(request.rank)} could not be written: {error.strerror}")
     return [Pass.from_json(one) for one in found["passes"]], time.perf_counter() - begun
 
 
 def _variables(request: Request, subject: Subject) -> dict[str, str]:
-    """The environment of the process that replays: that of the trial's ranks, or of a program the shell's own."""
+    """The environment of the process that replays: as the trial's ranks have it, or what matters of the program's."""
     spec = subject.spec
     if spec is None:
-        variables = dict(os.environ)
+        recorded: dict[str, str] = subject.about["program"]["environment"]
+        variables = {name: value for name, value in os.environ.items() if not changes_numerics(name)} | recorded
         for name, value in (request.settings or {"env": {}})["env"].items():
             variables.pop(name, None)
             variables |= {} if value is None else {name: value}

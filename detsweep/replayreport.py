@@ -20,7 +20,9 @@ def lines(request: Request, passes: Sequence[Pass], seconds: float) -> Iterator[
     inputs = f"{first.records} records and {first.inputs} inputs of collectives"
     where = f"rank {request.rank}, step{'s' if request.first < request.last else ''} {steps}{ahead}"
     unclean = next((one for one in passes if not one.clean), None)
-    if unclean is None:
+    if unclean is None and not first.records and not first.inputs:
+        yield f"{where}: nothing to compare, in {seconds:.1f} s"
+    elif unclean is None:
         yield f"{where}: bit for bit as recorded, {inputs}, in {seconds:.1f} s"
     else:
         yield f"{where}: not as recorded, in {seconds:.1f} s"
@@ -42,7 +44,7 @@ def _differences(one: Pass) -> Iterator[str]:
         counted = ", ".join(f"{count} {site}" for site, count in one.differs.items())
         yield f"of {one.records} records differ: {counted}"
     if one.mismatch is not None:
-        yield f"first collective that is given other bits: {one.mismatch['words']}"
+        yield f"first collective that is given something else: {one.mismatch['words']}"
         yield f"of {one.inputs} inputs of collectives differ: {one.mismatches}"
     if one.parted is not None:
         yield f"the program goes another way: {one.parted}"

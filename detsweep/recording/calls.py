@@ -19,6 +19,7 @@ from typing import Any
 
 import xxhash
 
+from detsweep.capture import Stream, to_line
 from detsweep.paths import FileError
 
 FORMAT = "detsweep-recording"
@@ -153,16 +154,25 @@ class StepHeader:
         return StepHeader(**known, version=payload["version"])
 
 
-def end_line(lines: bytes, *, calls: int, payload_bytes: int, complete: bool) -> bytes:
-    """The last line of a step's log; `complete` is false where the step was broken off."""
+def end_line(lines: bytes, *, calls: int, payload_bytes: int, complete: bool, records: str | None = None) -> bytes:
+    """The last line of a step's log; `complete` is false where the step was broken off.
+
+    `records`: see `records_digest`; None where the step has no fingerprints.
+    """
     end = {
         "end": True,
         "calls": calls,
         "payload_bytes": payload_bytes,
         "complete": complete,
+        "records_xxh3": records,
         "lines_xxh3": hexadecimal(xxhash.xxh3_64_intdigest(lines)),
     }
     return json.dumps(end, separators=(",", ":")).encode() + b"\n"
+
+
+def records_digest(stream: Stream) -> str:
+    """XXH3 of a step's fingerprints, as their line is written (with world_size 0): they lie in another file."""
+    return hexadecimal(xxhash.xxh3_64_intdigest(to_line(stream, world_size=0).encode()))
 
 
 def hexadecimal(digest: int) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import xxhash
 
-from detsweep.paths import RankRecordingPaths, RecordingPaths, read_json
+from detsweep.paths import RankRecordingPaths, RecordingPaths, read_json, write_json
 from detsweep.recording.calls import FORMAT, VERSION, Call, RecordingError, Side, StepHeader, hexadecimal
 
 
@@ -25,6 +25,7 @@ class Step:
     calls: tuple[Call, ...]
     complete: bool
     payload_bytes: int
+    records: str | None
 
     @property
     def number(self) -> int:
@@ -134,7 +135,7 @@ def open_rank(recording: RecordingPaths, rank: int) -> RankRecording:
 
     Raises RecordingError where there is none, where it is of another format, or where the rank does not exist.
     """
-    about = _about(recording)
+    about = about_of(recording)
     if not 0 <= rank < about["world_size"]:
         raise RecordingError(f"rank {rank} does not exist: the recording is of ranks 0 to {about['world_size'] - 1}")
     paths = recording.rank(rank)
@@ -143,14 +144,27 @@ def open_rank(recording: RecordingPaths, rank: int) -> RankRecording:
     return RankRecording(paths, rank, about)
 
 
-def _about(recording: RecordingPaths) -> dict[str, Any]:
+def write_about(recording: RecordingPaths, about: Mapping[str, Any]) -> None:
+    """Write recording.json, with a digest of its own content."""
+    write_json(recording.about, {**about, "xxh3": _content(about)})
+
+
+def about_of(recording: RecordingPaths) -> dict[str, Any]:
+    """The content of recording.json. Raises RecordingError where it is missing, damaged or of another format."""
     if not recording.about.exists():
         raise RecordingError(f"{recording.about} is missing: there is no recording here (mode=record makes one)")
     about = read_json(recording.about)
     _check_format(about, str(recording.about))
     if not isinstance(about.get("world_size"), int):
         raise RecordingError(f"{recording.about} has no world_size")
+    if about.get("xxh3", _content(about)) != _content(about):
+        raise RecordingError(f"{recording.about} is not what was written: its content has another digest than it says")
     return about
+
+
+def _content(about: Mapping[str, Any]) -> str:
+    rest = {key: value for key, value in about.items() if key != "xxh3"}
+    return hexadecimal(xxhash.xxh3_64_intdigest(json.dumps(rest, sort_keys=True).encode()))
 
 
 def _check_format(payload: Mapping[str, Any], where: str) -> None:
@@ -180,12 +194,12 @@ def read_step(paths: RankRecordingPaths, rank: int, number: int) -> Step:
             raise RecordingError(f"{path} has {len(lines) - 2} calls, {end['calls']} were written")
         header = StepHeader.from_json(head)
         calls = tuple(Call.from_json(payload) for payload in payloads[1:-1])
-        complete, size = bool(end["complete"]), int(end["payload_bytes"])
+        complete, size, records = bool(end["complete"]), int(end["payload_bytes"]), end["records_xxh3"]
     except (KeyError, TypeError, ValueError) as error:
         raise RecordingError(f"{path} is not a step of a recording: {error!r}") from None
     if (header.rank, header.step) != (rank, number):
         raise RecordingError(f"{path} is of rank {header.rank}, step {header.step}")
-    return Step(paths, header, calls, complete, size)
+    return Step(paths, header, calls, complete, size, records)
 
 
 def _parsed(line: bytes, where: str) -> dict[str, Any]:

@@ -83,13 +83,18 @@ class Writer:
         step.size += len(raw)
         return stored
 
-    def end(self, header: StepHeader, calls: Iterable[Call], *, complete: bool = True) -> None:
-        """End the open step, and with it the oldest that need not be kept any more."""
+    def end(
+        self, header: StepHeader, calls: Iterable[Call], *, complete: bool = True, records: str | None = None
+    ) -> None:
+        """End the open step, and with it the oldest that need not be kept any more.
+
+        `records`: the digest of its fingerprints.
+        """
         assert self._step is not None
         step = self._step
         lines = [header.to_line(), *(call.to_line(strong=header.checksum == "sha256") for call in calls)]
         text = b"".join(lines)
-        text += end_line(text, calls=len(lines) - 1, payload_bytes=step.size, complete=complete)
+        text += end_line(text, calls=len(lines) - 1, payload_bytes=step.size, complete=complete, records=records)
         self._count("log", len(text), step.number)
         with self._room(step.number):
             step.payload.close()

@@ -6,7 +6,7 @@ where two ranks each post a receive before they send.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -115,6 +115,10 @@ class DoneWork(dist.Work):
 
     over = True
 
+    def __init__(self, brought: Sequence[Tensor] = ()) -> None:
+        super().__init__()
+        self._brought = list(brought)
+
     def wait(self, _: timedelta = timedelta(0)) -> bool:
         """There is nothing to wait for."""
         return True
@@ -131,6 +135,14 @@ class DoneWork(dist.Work):
     def is_success(self) -> bool:
         return True
 
+    def result(self) -> list[Tensor]:
+        return self._brought
+
+    def get_future(self) -> Any:
+        done: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+        done.set_result(self._brought)
+        return done
+
 
 @dataclass
 class Deliveries:
@@ -138,15 +150,19 @@ class Deliveries:
 
     _pending: list[Delivery] = field(default_factory=list)
     _works: list[WatchedWork | DoneWork] = field(default_factory=list)
-    _by_memory: dict[int, Delivery] = field(default_factory=dict)
+    _by_memory: dict[tuple[int, int], Delivery] = field(default_factory=dict)
 
     def watch(self, func: Any, args: tuple[Any, ...], result: Any, then: Callable[[list[Tensor]], None]) -> Any:
         """What to return in a collective's place, so that `then` is called as soon as it has been waited for."""
         delivery = Delivery(func, args, result, then)
         self._pending.append(delivery)
         if func.namespace != "c10d":
-            for tensor in tensors_in([result]):
-                self._by_memory[tensor.untyped_storage().data_ptr()] = delivery
+            places = [_place(tensor) for tensor in tensors_in([result])]
+            if not any(size for _, size in places):
+                # Nothing has no place in memory by which it could be told.
+                delivery.take()
+            for place in places:
+                self._by_memory[place] = delivery
             return result
         boxed = result[-1] if isinstance(result, (list, tuple)) else result
         if not isinstance(boxed, torch.ScriptObject):
@@ -174,7 +190,7 @@ class Deliveries:
 
     def waited(self, tensor: Tensor) -> None:
         """A functional collective's result has been waited for."""
-        if (delivery := self._by_memory.pop(tensor.untyped_storage().data_ptr(), None)) is not None:
+        if (delivery := self._by_memory.pop(_place(tensor), None)) is not None:
             delivery.take()
 
     def trim(self) -> None:
@@ -197,6 +213,11 @@ class Deliveries:
             store.clear()
         self._by_memory.clear()
         return [delivery for delivery in late if delivery.func.namespace == "c10d"]
+
+
+def _place(tensor: Tensor) -> tuple[int, int]:
+    """Where in memory a tensor begins, and how many elements it has: of several views of one buffer which one it is."""
+    return tensor.data_ptr(), tensor.numel()
 
 
 def has_work(result: Any) -> bool:

@@ -100,17 +100,33 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
     """All tensors in nested lists and tuples that have bits to read."""
     for value in values:
         if isinstance(value, Tensor):
-            if type(value) in _PLAIN and value.layout == torch.strided and value.device.type != "meta":
-                yield value
+            if _has_bits(value) and value.layout == torch.strided:
+                yield value if type(value) in _PLAIN else value.as_subclass(Tensor)
         elif isinstance(value, (list, tuple)):
             yield from tensors_in(value)
+
+
+def _has_bits(tensor: Tensor) -> bool:
+    """Whether a tensor is more than a description or a wrapper: subclasses that change no dispatch have bits too."""
+    if tensor.device.type == "meta":
+        return False
+    return type(tensor) in _PLAIN or type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
+
+
+def is_dense(values: Any) -> bool:
+    """Whether all tensors in nested lists and tuples are strided."""
+    return all(
+        value.layout == torch.strided if isinstance(value, Tensor) else is_dense(value)
+        for value in values
+        if isinstance(value, (Tensor, list, tuple))
+    )
 
 
 def is_real(values: Any) -> bool:
     """Whether all tensors in nested lists and tuples have bits, or there are none at all: those of a barrier."""
     for value in values:
         if isinstance(value, Tensor):
-            if type(value) not in _PLAIN or value.device.type == "meta":
+            if not _has_bits(value):
                 return False
         elif isinstance(value, (list, tuple)) and not is_real(value):
             return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,32 +22,39 @@ from detsweep.worker.dispatched import sides, tensors_in
 DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
-class PartedError(RuntimeError):
-    """The program issues other collectives than it did when it was recorded."""
+class PartedError(BaseException):
+    """The program issues other collectives than it did when it was recorded.
+
+    Like the next one it is no Exception: a program that catches those must not go on without the tape.
+    """
 
 
 class BeyondError(PartedError):
     """The program goes beyond what was recorded; of a step that was broken off that is all there is."""
 
 
-class UntilError(Exception):
+class UntilError(BaseException):
     """The call up to which the replay was to go has been reached."""
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A collective that is given other bits than when it was recorded."""
+    """A collective that is given something else than when it was recorded.
+
+    `tensor`: which of several that it is given; `what`: how it differs.
+    """
 
     step: int
     seq: int
     operator: str
     name: str
     phase: str
-    tensor: int
+    tensor: int = 0
+    what: str = "has other bits"
 
     @property
     def words(self) -> str:
-        return f"step {self.step}, call {self.seq}: the input of {self.name} ({self.phase})"
+        return f"step {self.step}, call {self.seq}: the input of {self.name} ({self.phase}) {self.what}"
 
 
 class Player:
@@ -97,6 +104,7 @@ class Player:
             with self._collectives.layer(TAPE, self):
                 yield
         except BaseException:
+            self._settle()
             self._collectives.deliveries.forget()
             raise
         self._settle()
@@ -123,8 +131,8 @@ class Player:
         described = self._describer.describe(func, args)
         call = self._expect()
         read = reads_of(func, args)
-        self._check_same(call, described, read)
-        self._check_inputs(call, read)
+        self._check_same(call, described)
+        self._check_inputs(call, described, read)
         if self._until is not None and call.seq >= self._until:
             assert self._step is not None
             raise UntilError(f"step {self._step.number}, call {call.seq}: {call.name} ({call.phase})")
@@ -135,9 +143,12 @@ class Player:
         writes = sides(func)[0]
         targets = list(tensors_in([args[writes]])) if writes is not None else []
         for target, value in zip(targets, outputs, strict=True):
+            if target.shape != value.shape:
+                # It asked for another number of rows, which is known by now: nothing after this can be as recorded.
+                value = _fitted(value, target)
             # Past autograd's count of versions, which process groups need not move: it is the program that is checked.
             target.data.copy_(value)
-        return _answer(func, args, writes, self._collectives.deliveries.kept(DoneWork()))
+        return _answer(func, args, writes, self._collectives.deliveries.kept(DoneWork(targets)))
 
     def _check_delivered(self, call: Call, func: Any, args: tuple[Any, ...], outputs: int) -> None:
         """A call of a step that was broken off may have been under way: it has delivered nothing that is known."""
@@ -157,41 +168,51 @@ class Player:
         self._next += 1
         return call
 
-    def _check_same(self, call: Call, described: Described, read: list[Tensor]) -> None:
+    def _check_same(self, call: Call, described: Described) -> None:
+        """What is called must be what was: what it is given may differ, and is looked at after that."""
         assert self._step is not None
         where = f"step {self._step.number}, call {call.seq}"
         if call.kind != COLLECTIVE or call.operator != described.operator:
             raise PartedError(f"{where}: the program issues {described.name}, recorded was {call.name}")
-        mine = [(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for t in read]
-        theirs = [(side.dtype, side.shape) for side in call.inputs]
-        if mine != theirs:
-            raise PartedError(f"{where}: {call.name} is given {mine}, recorded was {theirs}")
         if None not in (call.reduce, described.reduce) and call.reduce != described.reduce:
             raise PartedError(f"{where}: {call.name} reduces by {described.reduce}, recorded was {call.reduce}")
-        if dict(call.arguments) != _as_json(described.arguments) or call.ranks != described.ranks:
-            said = f"{dict(described.arguments)} among ranks {list(described.ranks)}"
+        if None not in (call.asynchronous, described.asynchronous) and call.asynchronous != described.asynchronous:
+            how = {True: "asynchronous", False: "synchronous"}
+            now, then = how[bool(described.asynchronous)], how[bool(call.asynchronous)]
+            raise PartedError(f"{where}: {call.name} is {now}, recorded was a {then} one")
+        mine, theirs = _fixed(described.arguments), _fixed(call.arguments)
+        if mine != theirs or call.ranks != described.ranks:
             raise PartedError(
-                f"{where}: {call.name} has {said}, recorded was {dict(call.arguments)} {list(call.ranks)}"
+                f"{where}: {call.name} has {mine} among ranks {list(described.ranks)}, "
+                f"recorded was {theirs} {list(call.ranks)}"
             )
 
-    def _check_inputs(self, call: Call, read: list[Tensor]) -> None:
+    def _check_inputs(self, call: Call, described: Described, read: list[Tensor]) -> None:
         assert self._step is not None
+        one = Mismatch(self._step.number, call.seq, call.operator, call.name, call.phase)
+        self.checked += len(call.inputs)
+        mine = [(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for t in read]
+        theirs = [(side.dtype, side.shape) for side in call.inputs]
+        for now, then in ((mine, theirs), (_sent(described.arguments), _sent(call.arguments))):
+            if now != then:
+                self._found(replace(one, what=f"is {now}, recorded was {then}"))
+                return
         for number, (tensor, side) in enumerate(zip(read, call.inputs, strict=True)):
-            digest = self._fingerprint(tensor)
-            one = Mismatch(self._step.number, call.seq, call.operator, call.name, call.phase, number)
-            self._pending.append((one, digest, side.digest))
-            self.checked += 1
-            if not isinstance(digest, Tensor) or self._at_once:
-                self._settle()
+            self._pending.append((replace(one, tensor=number), self._fingerprint(tensor), side.digest))
+        if self._at_once or not any(isinstance(digest, Tensor) for _, digest, _ in self._pending):
+            self._settle()
 
     def _settle(self) -> None:
         values = collect([digest for _, digest, _ in self._pending])
         found = [one for (one, _, recorded), value in zip(self._pending, values, strict=True) if value != recorded]
         self._pending.clear()
         for one in found:
-            self.mismatches.append(one)
-            if self._noticed is not None:
-                self._noticed(one)
+            self._found(one)
+
+    def _found(self, one: Mismatch) -> None:
+        self.mismatches.append(one)
+        if self._noticed is not None:
+            self._noticed(one)
 
     def _tensor(self, call: Call, side: Side) -> Tensor:
         assert self._step is not None
@@ -226,5 +247,21 @@ def _answer(func: Any, args: tuple[Any, ...], writes: int | None, done: torch.Sc
     return with_work((args[writes], None), done)
 
 
-def _as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in arguments.items()}
+_SPLITS = ("input_split_sizes", "output_split_sizes")
+
+
+def _fixed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What a call is called with, but for how much it sends and receives."""
+    return {key: list(v) if isinstance(v, tuple) else v for key, v in arguments.items() if key not in _SPLITS}
+
+
+def _sent(arguments: Mapping[str, Any]) -> list[list[int]]:
+    return [list(arguments.get(key, ())) for key in _SPLITS]
+
+
+def _fitted(value: Tensor, target: Tensor) -> Tensor:
+    """As much of a value as a tensor of another shape has room for, and zeros."""
+    fitted = torch.zeros_like(target)
+    room = min(fitted.numel(), value.numel())
+    fitted.view(-1)[:room] = value.reshape(-1)[:room]
+    return fitted

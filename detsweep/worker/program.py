@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -26,13 +25,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from detsweep import fingerprints
-from detsweep.capture import Stream, read_streams, write_streams
+from detsweep.capture import Stream, write_streams
 from detsweep.fingerprints import local
 from detsweep.paths import RecordingPaths, write_json
 from detsweep.recording import RankRecording, open_rank
+from detsweep.recording.calls import COMPRESSIONS, PAYLOADS
+from detsweep.recording.reading import write_about
+from detsweep.recording.streams import streams_of
 from detsweep.replays import REPLAY_VARIABLE, Request
 from detsweep.worker import state
 from detsweep.worker.observe import Observer
+from detsweep.worker.origin import program
 from detsweep.worker.passes import Seen, judged
 from detsweep.worker.player import PartedError, Player, UntilError
 from detsweep.worker.recorder import Options, Recorder
@@ -81,7 +84,7 @@ class Tape:
             self._player = Player(
                 self._observer.collectives,
                 fingerprint=fingerprint,
-                position=self._observer.position,
+                position=self._position,
                 device=self._device,
             )
 
@@ -141,13 +144,15 @@ class Tape:
 
     def _begin_recording(self, options: Options, fingerprint: Any) -> Recorder:
         paths, rank = self._recording.rank(self._rank), self._rank
+        if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+            # What the attempt before has recorded leads up to its failure.
+            self._recording.set_aside(rank)
         if paths.folder.exists():
             raise FileExistsError(f"{paths.folder} exists: a recording is not written over; use another folder")
         paths.folder.mkdir(parents=True)
         if rank == 0:
-            program = {"argv": [str(Path(sys.argv[0]).absolute()), *sys.argv[1:]], "cwd": str(Path.cwd())}
-            whole = about(dist.get_world_size(), self._checksum, self._device, {"program": program})
-            write_json(self._recording.about, whole)
+            whole = about(dist.get_world_size(), self._checksum, self._device, {"program": program()})
+            write_about(self._recording, whole)
         return Recorder(
             self._observer.collectives,
             paths,
@@ -155,7 +160,7 @@ class Tape:
             rank=rank,
             checksum=self._checksum,
             fingerprint=fingerprint,
-            position=self._observer.position,
+            position=self._position,
             device=self._device,
         )
 
@@ -171,16 +176,26 @@ class Tape:
         self._observer.phase = "forward"
 
     def _end(self) -> None:
+        if self._optimizer is None:
+            self._gradients()
         self._inside = False
         self._observer.phase = "after"
         self._state()
-        # Closes the step: it waits for what is under way, and may find that the program went another way.
-        self._open.close()
         stream = self._finished()
         if self._recorder is not None:
-            write_streams(self._recording.records(self._rank), [stream], world_size=dist.get_world_size())
+            self._recorder.seal(stream)
         else:
             self._seen.streams.append(stream)
+        # Closes the step: it waits for what is under way, and may find that the program went another way.
+        self._open.close()
+        if self._recorder is not None:
+            write_streams(self._recording.records(self._rank), [stream], world_size=dist.get_world_size())
+
+    def _position(self) -> tuple[str, str]:
+        # torch has no public way to ask whether backward is running, and the program does not tell.
+        backward = torch._C._current_graph_task_id() != -1
+        module, phase = self._observer.position()
+        return module, "backward" if backward else phase
 
     def _finished(self) -> Stream:
         return self._observer.finish(rank=self._rank, step=self._step, run="r1")
@@ -209,11 +224,13 @@ class Tape:
         """The replay ended inside a step: what it has seen of it until then is compared all the same."""
         recorded = self._tape.step(self._step)
         self._seen.end(error, recorded)
-        self._seen.streams.append(self._finished())
+        if self._inside:
+            self._seen.streams.append(self._finished())
 
     def _answer(self) -> None:
         assert self._player is not None
-        recorded = {one.step: one for one in read_streams(self._recording.records(self._rank))}
+        steps = range(self._request.first, self._request.last + 1)
+        recorded = streams_of(self._tape, self._recording.records(self._rank), steps)
         found = judged(
             self._request,
             self._seen,
@@ -245,8 +262,14 @@ def record(
     only the last so many steps stay on disk; `compress`: `none`, `repeats` or `zlib`; `max_gb`: the most that a rank
     may have on disk.
 
-    Raises FileExistsError where the folder has a recording of this rank, ValueError for an unknown checksum.
+    Raises FileExistsError where the folder has a recording of this rank, ValueError for a value that makes no sense.
     """
+    for key, value, valid in (("payload", payload, PAYLOADS), ("compress", compress, COMPRESSIONS)):
+        if value not in valid:
+            raise ValueError(f"{key}={value}: valid: {', '.join(valid)}")
+    for key, number in (("every", every), ("keep", keep), ("max_gb", max_gb)):
+        if number is not None and not (number >= 1 if key != "max_gb" else number > 0):
+            raise ValueError(f"{key}={number}: must be {'above 0' if key == 'max_gb' else 'at least 1'}, or None")
     options = Options(payload, compress, every, keep, None if max_gb is None else int(max_gb * 1e9))
     request = None
     if (asked := os.environ.get(REPLAY_VARIABLE)) is not None:

@@ -12,7 +12,7 @@ from detsweep import modes
 from detsweep.paths import RecordingPaths
 from detsweep.recording import open_rank
 from detsweep.worker.noticed import Noticed
-from detsweep.worker.player import Player
+from detsweep.worker.player import PartedError, Player
 from detsweep.worker.recorder import Recorder
 from detsweep.worker.replay import Done
 from detsweep.worker.snapshot import Snapshot
@@ -26,31 +26,47 @@ def record(step: TrainingStep, config: Mapping[str, Any], recorder: Recorder) ->
     What the recorded run left is what the next step begins with. A recording that is kept only when something went
     wrong ends with the step in which it did, on every rank.
     """
+    keep, steps = config["record"]["keep"], config["steps"]
+    try:
+        yield from _steps(step, config, recorder)
+    except BaseException as error:
+        recorder.note(f"recording ended by {type(error).__name__}: {error}")
+        raise
+    else:
+        if keep is not None and recorder.on:
+            recorder.keep_nothing(f"nothing went wrong in {steps} steps, so that nothing is kept (record.keep)")
+    finally:
+        recorder.close()
+
+
+def _steps(step: TrainingStep, config: Mapping[str, Any], recorder: Recorder) -> Iterator[Done]:
     wanted, steps = config["record"], config["steps"]
-    last = steps - 1 if wanted["last"] is None else wanted["last"]
+    window = range(wanted["first"], steps if wanted["last"] is None else wanted["last"] + 1)
     plain = plain_steps(step, Snapshot.take(step.model, step.device, step.optimizer), steps)
     noticed = Noticed(wanted["spike"], step.device)
     for number in range(steps):
-        start = Snapshot.take(step.model, step.device, step.optimizer) if config["runs"] > 1 else None
-        recorded = wanted["first"] <= number <= last
-        runs = [_recorded(step, number, recorder) if recorded else step.observed(number, 1)]
-        if start is not None:
-            end = Snapshot.take(step.model, step.device, step.optimizer)
-            for run in range(2, config["runs"] + 1):
-                start.restore()
-                runs.append(step.observed(number, run))
-            end.restore()
-        if noticed.first is None and (
-            reason := noticed.look([run.stream for run in runs], float(step.loss), step.model)
-        ):
-            kept = "" if wanted["keep"] is None else f": the last steps up to {number} are kept"
-            recorder.note(f"{reason}{kept}")
-            if kept:
+        runs = _repeated(step, number, config["runs"], recorder if number in window else None)
+        if number in window and noticed.first is None:
+            reason = noticed.look([run.stream for run in runs], float(step.loss), step.model)
+            if reason is not None and wanted["keep"] is not None:
+                recorder.note(f"{reason}: the last steps up to {number} are kept")
                 recorder.stop()
+            elif reason is not None:
+                recorder.note(reason)
         yield Done(tuple(runs), plain if number == 0 else ())
-    if wanted["keep"] is not None and recorder.on:
-        recorder.keep_nothing(f"nothing went wrong in {steps} steps, so that nothing is kept (record.keep)")
-    recorder.close()
+
+
+def _repeated(step: TrainingStep, number: int, runs: int, recorder: Recorder | None) -> list[TimedRun]:
+    """All runs of a step from one state, the first one recorded, and then what the first one left."""
+    start = Snapshot.take(step.model, step.device, step.optimizer) if runs > 1 else None
+    done = [step.observed(number, 1) if recorder is None else _recorded(step, number, recorder)]
+    if start is not None:
+        end = Snapshot.take(step.model, step.device, step.optimizer)
+        for run in range(2, runs + 1):
+            start.restore()
+            done.append(step.observed(number, run))
+        end.restore()
+    return done
 
 
 def playback(
@@ -70,18 +86,26 @@ def playback(
                 runs.append(step.observed(number, run))
                 continue
             recorded = open_rank(recording, dist.get_rank()).step(number)
-            with through(step, player.batch), player.step(recorded):
-                runs.append(step.observed(number, run))
+            try:
+                with through(step, player.batch), player.step(recorded):
+                    runs.append(step.observed(number, run))
+            except PartedError as parted:
+                # In the middle of a step there is no way back, and no run after it that would mean anything.
+                raise RuntimeError(
+                    f"r{run} of step {number}, fed what r1 received, goes another way by its own compute: {parted}"
+                ) from parted
         end.restore()
         yield Done(tuple(runs), plain if number == 0 else ())
     for line in (one.words for one in player.mismatches[:1]):
-        recorder.note(f"first to be given other bits than in r1: {line}")
+        recorder.note(f"fed what r1 received, the first collective to be given something else: {line}")
     recorder.close()
 
 
 def _recorded(step: TrainingStep, number: int, recorder: Recorder) -> TimedRun:
     with through(step, recorder.batch), recorder.step(number, step.model, step.optimizer):
-        return step.observed(number, 1)
+        done = step.observed(number, 1)
+        recorder.seal(done.stream)
+    return done
 
 
 @contextmanager

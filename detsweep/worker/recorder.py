@@ -11,16 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from detsweep.capture import Stream
 from detsweep.fingerprints import Digest, collect, host_bytes, local
 from detsweep.paths import RankRecordingPaths, write_json
 from detsweep.recording import Call, FullError, Side, StepHeader, Stored, Writer
-from detsweep.recording.calls import COLLECTIVE, DATA
+from detsweep.recording.calls import COLLECTIVE, DATA, records_digest
 from detsweep.worker import state
 from detsweep.worker.collectives import TAPE, Collectives
 from detsweep.worker.collectives import Call as GoOn
 from detsweep.worker.deliveries import has_work
 from detsweep.worker.described import Described, Describer, NotReplayableError, reads_of
-from detsweep.worker.dispatched import sides
+from detsweep.worker.dispatched import is_dense, sides
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Recorder:
         self._writer = Writer(paths, compress=options.compress, keep=options.keep, limit=options.limit)
         self._entries: list[_Entry] = []
         self._snapshot: str | None = None
+        self._records: str | None = None
         self._first: int | None = None
         self._last: int | None = None
         self.on = True
@@ -91,6 +93,7 @@ class Recorder:
     def step(self, number: int, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
         """Record what happens inside this context as a step; first a snapshot, where one is due."""
         self._entries.clear()
+        self._records = None
         self._describer.begin()
         if self.on:
             with self._ends_when_full(number):
@@ -115,6 +118,8 @@ class Recorder:
     def __call__(self, func: Any, args: tuple[Any, ...], go_on: GoOn) -> Any:
         """A collective that the program issues."""
         described = self._describer.describe(func, args)
+        if not is_dense(args):
+            raise NotReplayableError(f"{described.name} has a tensor that is not strided, which cannot be recorded")
         keep = self._options.payload == "all"
         entry = _Entry(COLLECTIVE, described, [self._side(tensor, keep=keep) for tensor in reads_of(func, args)])
         self._entries.append(entry)
@@ -123,6 +128,10 @@ class Recorder:
             # As NCCL does of what it gathers into one (batch_isend_irecv): the handle of that one is not seen here.
             raise NotReplayableError(f"{described.name} has no handle of its own: when it has delivered cannot be told")
         return self._collectives.deliveries.watch(func, args, result, partial(self._delivered, entry))
+
+    def seal(self, stream: Stream) -> None:
+        """The fingerprints of the step that is recorded now: its log has their digest."""
+        self._records = records_digest(stream)
 
     def data(self, name: str, tensors: Sequence[Tensor]) -> None:
         """Record data that the program got from outside: token ids, labels."""
@@ -184,8 +193,7 @@ class Recorder:
             else:
                 # Without stopping the device: it arrives by the end of the step; until then the memory is taken.
                 own.record_stream(torch.cuda.current_stream(own.device))
-                side.on_host = torch.empty(own.shape, dtype=own.dtype, pin_memory=True)
-                side.on_host.copy_(own, non_blocking=True)
+                side.on_host = _pinned(own)
         return side
 
     def _flush(self) -> None:
@@ -232,7 +240,7 @@ class Recorder:
         header = StepHeader(
             self._rank, number, self._checksum, self._options.payload, self._options.compress, self._snapshot
         )
-        self._writer.end(header, calls, complete=complete)
+        self._writer.end(header, calls, complete=complete, records=self._records)
         self._last = number
         self._entries.clear()
 
@@ -243,6 +251,15 @@ class Recorder:
         except (FullError, OSError) as error:
             self._writer.abandon(number)
             self._full(str(error))
+
+
+def _pinned(own: Tensor) -> Tensor:
+    """A copy of a device's tensor in host memory, there by the end of the step; at once where none can be pinned."""
+    try:
+        copy = torch.empty(own.shape, dtype=own.dtype, pin_memory=True)
+    except RuntimeError:
+        return own.cpu()
+    return copy.copy_(own, non_blocking=True)
 
 
 def _kept(side: _Side, digest: int) -> Side:

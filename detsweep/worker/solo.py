@@ -11,20 +11,21 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from detsweep.capture import Stream, read_streams
+from detsweep.capture import Stream
 from detsweep.compare import keyed
 from detsweep.environment import thread_variables
 from detsweep.orphans import die_with_parent
 from detsweep.paths import FileError, TrialPaths, write_json
 from detsweep.recording import RankRecording, open_rank
-from detsweep.replays import Pass, Request
+from detsweep.recording.streams import streams_of
+from detsweep.replays import NOT_ITS_RECORDING, Pass, Request
 from detsweep.schema import FaultConfig, StressConfig
 from detsweep.worker import settings, sharding, state
 from detsweep.worker.passes import Seen, judged
@@ -33,18 +34,16 @@ from detsweep.worker.progress import Progress
 from detsweep.worker.rank import prepare
 from detsweep.worker.record import through
 
-WRONG = 2
-
 
 def main() -> int:
-    """Leaves with 0 when the replay is over, whatever it found; 2 where the recording does not fit."""
+    """Leaves with 0 when the replay is over, whatever it found; NOT_ITS_RECORDING where the recording does not fit."""
     die_with_parent(signal.SIGKILL)
     request = Request(**json.loads(Path(sys.argv[1]).read_text()))
     try:
         passes = replay(request, Progress(Path(sys.argv[1]).with_name("progress")))
     except FileError as error:
         print(f"detsweep: {error}", file=sys.stderr)
-        return WRONG
+        return NOT_ITS_RECORDING
     write_json(Path(sys.argv[2]), {"request": request.to_json(), "passes": [one.to_json() for one in passes]})
     return 0
 
@@ -69,7 +68,8 @@ class _Alone:
         settings.apply(thread_variables(spec["config"]["world"]["threads_per_rank"], wanted["env"]), wanted["torch"])
         self._config = _config(spec["config"], request, str(self._recording.about["checksum"]))
         _, self._observer, self._step = prepare(self._config, request.rank, device, progress)
-        self._recorded = {stream.step: stream for stream in _first_runs(trial, request)}
+        steps = range(request.first, request.last + 1)
+        self._recorded = streams_of(self._recording, trial.records(request.rank), steps)
         self._aligned = self._config["observe"]["name"] == spec["config"]["observe"]["name"]
         self._player = Player(
             self._observer.collectives,
@@ -145,14 +145,6 @@ def _config(config: Mapping[str, Any], request: Request, checksum: str) -> dict[
     if not request.faulty:
         own["fault"] = asdict(FaultConfig())
     return own
-
-
-def _first_runs(trial: TrialPaths, request: Request) -> Iterator[Stream]:
-    """What the rank saw when it was recorded; a run that was broken off has left nothing."""
-    steps = range(request.first, request.last + 1)
-    for stream in read_streams(trial.records(request.rank)):
-        if stream.run == "r1" and stream.step in steps:
-            yield stream
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def _state(
     tensors = {f"param.{name}": _own(value) for name, value in model.named_parameters()}
     tensors |= {f"buffer.{name}": _own(value) for name, value in model.named_buffers()}
     tensors |= {f"random.{name}": _own(value) for name, value in RandomState.now(device).tensors().items()}
-    about: dict[str, Any] = {"groups": [], "sharded": [], "plain": {}}
+    about: dict[str, Any] = {"device": device.type, "groups": [], "sharded": [], "on_host": [], "plain": {}}
     if optimizer is None:
         return tensors, about
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -100,6 +100,8 @@ def _state(
                 tensors[name] = _own(value)
                 if isinstance(value, DTensor):
                     about["sharded"].append(name)
+                if local(value).device.type == "cpu":
+                    about["on_host"].append(name)
             else:
                 about["plain"][name] = value
     return tensors, about
@@ -122,7 +124,10 @@ def _load_optimizer(
         state: dict[str, Any] = {}
         for full, value in tensors.items():
             if full.startswith(prefix):
-                state[full.removeprefix(prefix)] = _like(value, parameter, sharded=full in about["sharded"])
+                # On the CPU all lies in one place: there counters of steps, which stay on the host, go by their shape.
+                on_host = full in about["on_host"] and (about["device"] != "cpu" or value.dim() == 0)
+                sharded = full in about["sharded"]
+                state[full.removeprefix(prefix)] = _like(value, parameter, sharded=sharded, on_host=on_host)
         state |= {full.removeprefix(prefix): value for full, value in about["plain"].items() if full.startswith(prefix)}
         if state:
             optimizer.state[parameter] = state
@@ -169,11 +174,10 @@ def _plain(value: Any) -> bool:
     return isinstance(value, (int, float, bool, str, type(None)))
 
 
-def _like(value: Tensor, parameter: Tensor, *, sharded: bool) -> Tensor:
+def _like(value: Tensor, parameter: Tensor, *, sharded: bool, on_host: bool) -> Tensor:
     """A piece of optimizer state where and in the form in which the optimizer keeps it."""
     if not sharded:
-        # Counters of steps lie in host memory unless the optimizer says otherwise; all else beside its parameter.
-        return value.clone() if value.dim() == 0 else value.to(local(parameter).device)
+        return value.clone() if on_host else value.to(local(parameter).device)
     assert isinstance(parameter, DTensor)
     return DTensor.from_local(
         value.to(local(parameter).device),

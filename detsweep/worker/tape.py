@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 from detsweep import __version__, fingerprints
-from detsweep.paths import RecordingPaths, TrialPaths, write_json
+from detsweep.paths import RecordingPaths, TrialPaths
 from detsweep.recording.calls import FORMAT, VERSION
+from detsweep.recording.reading import write_about
 from detsweep.worker.observe import Observer
 from detsweep.worker.player import Player
 from detsweep.worker.record import playback, record
@@ -41,7 +42,7 @@ def tapes(spec: Mapping[str, Any], paths: TrialPaths, rank: int, step: TrainingS
     checksum, fingerprint = fingerprints.select(config["checksum"], step.device.type)
     if rank == 0:
         whole = {"cell": spec["cell"], "trial": spec["trial"], "config": config, "settings": spec["settings"]}
-        write_json(paths.recording.about, about(spec["world_size"], checksum, step.device, whole))
+        write_about(paths.recording, about(spec["world_size"], checksum, step.device, whole))
     playing = config["mode"]["name"] == "playback"
     recorder = Recorder(
         observer.collectives,
