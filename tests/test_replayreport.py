@@ -74,7 +74,7 @@ def test_the_last_operators_before_it_are_named(count: int) -> None:
 def test_a_collective_that_is_given_other_bits_is_told() -> None:
     assert _lines(MISMATCH) == [
         NOT,
-        "  first collective that is given other bits: step 17, call 4: the input of c10d.allreduce_ (backward)",
+        "  first collective that is given something else: step 17, call 4: the input of c10d.allreduce_ (backward)",
         "  of 14 inputs of collectives differ: 3",
     ]
 

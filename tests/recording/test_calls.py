@@ -91,5 +91,6 @@ def test_the_last_line_counts_the_others_and_has_their_digest(complete: bool) ->
         "calls": 1,
         "payload_bytes": 34,
         "complete": complete,
+        "records_xxh3": None,
         "lines_xxh3": xxhash.xxh3_64_hexdigest(lines),
     }

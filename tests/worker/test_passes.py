@@ -100,7 +100,7 @@ def test_what_is_not_finite_is_noted(tape: Tape) -> None:
 
 def test_how_a_step_ended_depends_on_the_recording(tape: Tape) -> None:
     step = tape.step(1)
-    broken = type(step)(step.paths, step.header, step.calls, False, step.payload_bytes)
+    broken = type(step)(step.paths, step.header, step.calls, False, step.payload_bytes, None)
     seen = Seen([])
     seen.end(UntilError("step 1, call 0: x"), step)
     assert (seen.ended, seen.parted) == ("stopped at step 1, call 0: x", None)
