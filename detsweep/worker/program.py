@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +33,7 @@ from detsweep.recording.calls import COMPRESSIONS, PAYLOADS
 from detsweep.recording.reading import write_about
 from detsweep.recording.streams import streams_of
 from detsweep.replays import REPLAY_VARIABLE, Request
-from detsweep.worker import state
+from detsweep.worker import state as snapshots
 from detsweep.worker.observe import Observer
 from detsweep.worker.origin import program
 from detsweep.worker.passes import Seen, judged
@@ -59,8 +59,10 @@ class Tape:
         checksum: str,
         options: Options,
         replay: Request | None,
+        state: Mapping[str, Any] | None = None,
     ) -> None:
         self._recording, self._model, self._optimizer = recording, model, optimizer
+        self._more = dict(state or {})
         self._rank = dist.get_rank()
         self._device = local(next(model.parameters())).device
         self._checksum, fingerprint = fingerprints.select(checksum, self._device.type)
@@ -121,7 +123,8 @@ class Tape:
             wanted = range(self._request.start, self._request.last + 1)
             recorded = self._tape.step(self._request.start)
             recorded.check_snapshot()
-            state.load(recorded.paths.snapshot(self._request.start), self._model, self._optimizer, self._device)
+            path = recorded.paths.snapshot(self._request.start)
+            snapshots.load(path, self._model, self._optimizer, self._device, more=self._more)
         for number in wanted:
             self._begin(number)
             yield number
@@ -168,7 +171,7 @@ class Tape:
         self._step, self._inside = number, True
         self._observer.phase = "before"
         if self._recorder is not None:
-            self._open.enter_context(self._recorder.step(number, self._model, self._optimizer))
+            self._open.enter_context(self._recorder.step(number, self._model, self._optimizer, self._more))
         elif self._player is not None:
             until = self._request.until if number == self._request.last else None
             self._open.enter_context(self._player.step(self._tape.step(number), until=until))
@@ -254,13 +257,15 @@ def record(
     keep: int | None = None,
     compress: str = "none",
     max_gb: float | None = None,
+    state: Mapping[str, Any] | None = None,
 ) -> Tape:
     """Record a program's steps on every rank into a folder that all ranks reach; or, in a replay, play one rank back.
 
     To be called when the process group is open and model and optimizer are built (and sharded). `payload`: `digest`,
     `outputs` or `all`; `checksum`: as in the configuration of a sweep; `every`: steps between two snapshots; `keep`:
     only the last so many steps stay on disk; `compress`: `none`, `repeats` or `zlib`; `max_gb`: the most that a rank
-    may have on disk.
+    may have on disk; `state`: what else a snapshot must bring back, by name: a scheduler, whatever has state_dict and
+    load_state_dict.
 
     Raises FileExistsError where the folder has a recording of this rank, ValueError for a value that makes no sense.
     """
@@ -282,4 +287,5 @@ def record(
         checksum=checksum,
         options=options,
         replay=request,
+        state=state,
     )

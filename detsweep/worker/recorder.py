@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -90,14 +90,23 @@ class Recorder:
         self.notes: list[str] = []
 
     @contextmanager
-    def step(self, number: int, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
-        """Record what happens inside this context as a step; first a snapshot, where one is due."""
+    def step(
+        self,
+        number: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        more: Mapping[str, Any] | None = None,
+    ) -> Iterator[None]:
+        """Record what happens inside this context as a step; first a snapshot, where one is due.
+
+        `more`: what else the snapshot has, see `state.save`.
+        """
         self._entries.clear()
         self._records = None
         self._describer.begin()
         if self.on:
             with self._ends_when_full(number):
-                self._take_snapshot(number, model, optimizer)
+                self._take_snapshot(number, model, optimizer, more)
                 self._writer.begin(number)
         if not self.on:
             yield
@@ -205,7 +214,13 @@ class Recorder:
                 f"what it had delivered when the program went on cannot be told"
             )
 
-    def _take_snapshot(self, number: int, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    def _take_snapshot(
+        self,
+        number: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        more: Mapping[str, Any] | None,
+    ) -> None:
         self._snapshot = None
         every = 1 if self._options.every is None and self._options.keep is not None else self._options.every
         first = self._first is None
@@ -214,7 +229,7 @@ class Recorder:
         assert self._first is not None
         if first or (every is not None and (number - self._first) % every == 0):
             path = self._paths.snapshot(number)
-            self._snapshot = state.save(path, number, model, optimizer, self._device)
+            self._snapshot = state.save(path, number, model, optimizer, self._device, more=more)
             self._writer.snapshot(number, path.stat().st_size)
 
     def _end(self, number: int, *, complete: bool) -> None:

@@ -22,12 +22,25 @@ from detsweep.recording.reading import file_digest
 from detsweep.worker.snapshot import RandomState
 
 
-def save(path: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device) -> str:
-    """Write the state whole or not at all; returns the file's digest. Raises OSError where there is no room."""
+def save(
+    path: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    device: torch.device,
+    *,
+    more: Mapping[str, Any] | None = None,
+) -> str:
+    """Write the state whole or not at all; returns the file's digest.
+
+    `more`: further objects with state_dict and load_state_dict, by name. Raises OSError where there is no room,
+    TypeError where a state has what JSON cannot hold.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     tensors, about = _state(model, optimizer, device)
+    about["more"] = {name: one.state_dict() for name, one in (more or {}).items()}
     metadata = {"format": FORMAT, "version": str(VERSION), "step": str(step), "about": json.dumps(about)}
     temporary = path.with_name(f".{path.name}.part")
     try:
@@ -42,7 +55,14 @@ def save(path: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimiz
 
 
 @torch.no_grad()
-def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device) -> None:
+def load(
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    device: torch.device,
+    *,
+    more: Mapping[str, Any] | None = None,
+) -> None:
     """Bring a model, its optimizer and the random states to what a file has, in place.
 
     Raises RecordingError where the model is not the one that was saved (other names, shapes or dtypes), or where the
@@ -53,6 +73,8 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None, 
 
     with safe_open(str(path), framework="pt") as file:
         about = json.loads(file.metadata()["about"])
+    if (more or {}).keys() != about["more"].keys():
+        raise RecordingError(f"{path}: it has the state of {[*about['more']]}, asked for is that of {[*(more or {})]}")
     tensors = load_file(str(path))
     live: dict[str, Tensor] = {f"param.{name}": value for name, value in model.named_parameters()}
     live |= {f"buffer.{name}": value for name, value in model.named_buffers()}
@@ -75,6 +97,8 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None, 
     random = {name.removeprefix("random."): value for name, value in tensors.items() if name.startswith("random.")}
     if device.type != "cuda":
         random.pop("device", None)
+    for name, one in (more or {}).items():
+        one.load_state_dict(about["more"][name])
     RandomState.from_tensors(random).restore(device)
 
 
