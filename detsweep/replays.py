@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+WRONG, FAILED = 2, 3
 NOT_ITS_RECORDING = 62
 """Exit code of the process that replays where what it would replay is not what was recorded; one line says why."""
 REPLAY_VARIABLE = "DETSWEEP_REPLAY"

@@ -18,7 +18,8 @@ from detsweep.paths import RecordingPaths, write_json
 from detsweep.recording import Step, open_rank
 from detsweep.recording.calls import FORMAT, VERSION
 from detsweep.worker.collectives import FAULT, Collectives
-from detsweep.worker.player import Mismatch, Player
+from detsweep.worker.parted import Mismatch
+from detsweep.worker.player import Player
 from detsweep.worker.recorder import Options, Recorder
 
 MODULE = "blocks.1.ffn"

@@ -12,7 +12,8 @@ from detsweep.capture import Stream, to_line
 from detsweep.compare import Comparison, compare, keyed
 from detsweep.recording import Step
 from detsweep.replays import Pass, Request
-from detsweep.worker.player import BeyondError, PartedError, Player
+from detsweep.worker.parted import BeyondError, PartedError
+from detsweep.worker.player import Player
 
 
 @dataclass

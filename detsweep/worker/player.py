@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,43 +18,9 @@ from detsweep.worker.collectives import Call as GoOn
 from detsweep.worker.deliveries import DoneWork, with_work
 from detsweep.worker.described import Described, Describer, reads_of
 from detsweep.worker.dispatched import sides, tensors_in
+from detsweep.worker.parted import BeyondError, Mismatch, PartedError, UntilError, fitted, fixed, sent
 
 DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-
-
-class PartedError(BaseException):
-    """The program issues other collectives than it did when it was recorded.
-
-    Like the next one it is no Exception: a program that catches those must not go on without the tape.
-    """
-
-
-class BeyondError(PartedError):
-    """The program goes beyond what was recorded; of a step that was broken off that is all there is."""
-
-
-class UntilError(BaseException):
-    """The call up to which the replay was to go has been reached."""
-
-
-@dataclass(frozen=True)
-class Mismatch:
-    """A collective that is given something else than when it was recorded.
-
-    `tensor`: which of several that it is given; `what`: how it differs.
-    """
-
-    step: int
-    seq: int
-    operator: str
-    name: str
-    phase: str
-    tensor: int = 0
-    what: str = "has other bits"
-
-    @property
-    def words(self) -> str:
-        return f"step {self.step}, call {self.seq}: the input of {self.name} ({self.phase}) {self.what}"
 
 
 class Player:
@@ -145,7 +111,7 @@ class Player:
         for target, value in zip(targets, outputs, strict=True):
             # Past autograd's count of versions, which process groups need not move: it is the program that is checked.
             # One that asks for another number of rows is known for it by now: nothing after this can be as recorded.
-            target.data.copy_(value if target.shape == value.shape else _fitted(value, target))
+            target.data.copy_(value if target.shape == value.shape else fitted(value, target))
         return _answer(func, args, writes, self._collectives.deliveries.kept(DoneWork(targets)))
 
     def _check_delivered(self, call: Call, func: Any, args: tuple[Any, ...], outputs: int) -> None:
@@ -178,7 +144,7 @@ class Player:
             how = {True: "asynchronous", False: "synchronous"}
             now, then = how[bool(described.asynchronous)], how[bool(call.asynchronous)]
             raise PartedError(f"{where}: {call.name} is {now}, recorded was a {then} one")
-        mine, theirs = _fixed(described.arguments), _fixed(call.arguments)
+        mine, theirs = fixed(described.arguments), fixed(call.arguments)
         if mine != theirs or call.ranks != described.ranks:
             raise PartedError(
                 f"{where}: {call.name} has {mine} among ranks {list(described.ranks)}, "
@@ -195,7 +161,7 @@ class Player:
             where = f"step {self._step.number}, call {call.seq}"
             raise PartedError(f"{where}: {call.name} is given {mine}, recorded was {theirs}")
         # How much goes where in an all-to-all is itself computed, and can be computed wrong.
-        for now, then in ((mine, theirs), (_sent(described.arguments), _sent(call.arguments))):
+        for now, then in ((mine, theirs), (sent(described.arguments), sent(call.arguments))):
             if now != then:
                 self._found(replace(one, what=f"is {now}, recorded was {then}"))
                 return
@@ -247,23 +213,3 @@ def _answer(func: Any, args: tuple[Any, ...], writes: int | None, done: torch.Sc
         return done
     assert writes is not None
     return with_work((args[writes], None), done)
-
-
-_SPLITS = ("input_split_sizes", "output_split_sizes")
-
-
-def _fixed(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What a call is called with, but for how much it sends and receives."""
-    return {key: list(v) if isinstance(v, tuple) else v for key, v in arguments.items() if key not in _SPLITS}
-
-
-def _sent(arguments: Mapping[str, Any]) -> list[list[int]]:
-    return [list(arguments.get(key, ())) for key in _SPLITS]
-
-
-def _fitted(value: Tensor, target: Tensor) -> Tensor:
-    """As much of a value as a tensor of another shape has room for, and zeros."""
-    fitted = torch.zeros_like(target)
-    room = min(fitted.numel(), value.numel())
-    fitted.view(-1)[:room] = value.reshape(-1)[:room]
-    return fitted

@@ -36,10 +36,11 @@ from detsweep.replays import REPLAY_VARIABLE, Request
 from detsweep.worker import state as snapshots
 from detsweep.worker.observe import Observer
 from detsweep.worker.origin import program
+from detsweep.worker.ownrecords import OwnRecords
+from detsweep.worker.parted import PartedError, UntilError
 from detsweep.worker.passes import Seen, judged
-from detsweep.worker.player import PartedError, Player, UntilError
+from detsweep.worker.player import Player
 from detsweep.worker.recorder import Options, Recorder
-from detsweep.worker.snapshot import RandomState
 from detsweep.worker.tape import about
 
 
@@ -72,6 +73,7 @@ class Tape:
             checksum=self._checksum,
             fingerprint=fingerprint,
         )
+        self._own = OwnRecords(self._observer, model, optimizer, self._device)
         self._stack = ExitStack()
         self._open = ExitStack()
         self._step, self._inside = -1, False
@@ -86,13 +88,13 @@ class Tape:
             self._player = Player(
                 self._observer.collectives,
                 fingerprint=fingerprint,
-                position=self._position,
+                position=self._own.position,
                 device=self._device,
             )
 
     def __enter__(self) -> Tape:
         if self._optimizer is not None:
-            handle = self._optimizer.register_step_pre_hook(lambda *_: self._gradients())
+            handle = self._optimizer.register_step_pre_hook(lambda *_: self._own.gradients())
             self._stack.callback(handle.remove)
         return self
 
@@ -163,27 +165,25 @@ class Tape:
             rank=rank,
             checksum=self._checksum,
             fingerprint=fingerprint,
-            position=self._position,
+            position=self._own.position,
             device=self._device,
         )
 
     def _begin(self, number: int) -> None:
         self._step, self._inside = number, True
-        self._observer.phase = "before"
         if self._recorder is not None:
             self._open.enter_context(self._recorder.step(number, self._model, self._optimizer, self._more))
         elif self._player is not None:
             until = self._request.until if number == self._request.last else None
             self._open.enter_context(self._player.step(self._tape.step(number), until=until))
-        self._state()
+        self._own.state("before")
         self._observer.phase = "forward"
 
     def _end(self) -> None:
         if self._optimizer is None:
-            self._gradients()
+            self._own.gradients()
         self._inside = False
-        self._observer.phase = "after"
-        self._state()
+        self._own.state("after")
         stream = self._finished()
         if self._recorder is not None:
             self._recorder.seal(stream)
@@ -194,34 +194,8 @@ class Tape:
         if self._recorder is not None:
             write_streams(self._recording.records(self._rank), [stream], world_size=dist.get_world_size())
 
-    def _position(self) -> tuple[str, str]:
-        # torch has no public way to ask whether backward is running, and the program does not tell.
-        backward = torch._C._current_graph_task_id() != -1
-        module, phase = self._observer.position()
-        return module, "backward" if backward else phase
-
     def _finished(self) -> Stream:
         return self._observer.finish(rank=self._rank, step=self._step, run="r1")
-
-    def _gradients(self) -> None:
-        self._observer.phase = "backward"
-        for name, parameter in self._model.named_parameters():
-            if parameter.grad is not None:
-                self._observer.record("grad", name, parameter.grad)
-                self._observer.count_nonfinite(name, parameter.grad)
-        self._observer.phase = "optimizer"
-
-    def _state(self) -> None:
-        observer = self._observer
-        for name, value in RandomState.now(self._device).tensors().items():
-            observer.record_random(name, value)
-        for name, parameter in self._model.named_parameters():
-            observer.record("param", name, parameter)
-            for key, value in sorted((self._optimizer.state.get(parameter, {}) if self._optimizer else {}).items()):
-                if isinstance(value, Tensor):
-                    observer.record("optim", f"{name}.{key}", value)
-        for name, buffer in self._model.named_buffers():
-            observer.record("buffer", name, buffer)
 
     def _broken_off(self, error: BaseException | None) -> None:
         """The replay ended inside a step: what it has seen of it until then is compared all the same."""

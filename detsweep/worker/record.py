@@ -12,7 +12,8 @@ from detsweep import modes
 from detsweep.paths import RecordingPaths
 from detsweep.recording import open_rank
 from detsweep.worker.noticed import Noticed
-from detsweep.worker.player import PartedError, Player
+from detsweep.worker.parted import PartedError
+from detsweep.worker.player import Player
 from detsweep.worker.recorder import Recorder
 from detsweep.worker.replay import Done
 from detsweep.worker.snapshot import Snapshot

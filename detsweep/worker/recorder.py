@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from detsweep.capture import Stream
 from detsweep.fingerprints import Digest, collect, host_bytes, local
 from detsweep.paths import RankRecordingPaths, write_json
-from detsweep.recording import Call, FullError, Side, StepHeader, Stored, Writer
+from detsweep.recording import FullError, StepHeader, Writer
 from detsweep.recording.calls import COLLECTIVE, DATA, records_digest
 from detsweep.worker import state
 from detsweep.worker.collectives import TAPE, Collectives
@@ -22,6 +22,7 @@ from detsweep.worker.collectives import Call as GoOn
 from detsweep.worker.deliveries import has_work
 from detsweep.worker.described import Described, Describer, NotReplayableError, reads_of
 from detsweep.worker.dispatched import is_dense, sides
+from detsweep.worker.entries import Entry, TensorSide, call_of, kept, pinned
 
 
 @dataclass(frozen=True)
@@ -33,23 +34,6 @@ class Options:
     every: int | None = None
     keep: int | None = None
     limit: int | None = None
-
-
-@dataclass
-class _Side:
-    dtype: str
-    shape: tuple[int, ...]
-    digest: Digest
-    stored: Stored | None = None
-    on_host: Tensor | None = None
-
-
-@dataclass
-class _Entry:
-    kind: str
-    described: Described
-    inputs: list[_Side]
-    outputs: list[_Side] = field(default_factory=list)
 
 
 class Recorder:
@@ -81,7 +65,7 @@ class Recorder:
         self._describer = Describer(position)
         self._device = device
         self._writer = Writer(paths, compress=options.compress, keep=options.keep, limit=options.limit)
-        self._entries: list[_Entry] = []
+        self._entries: list[Entry] = []
         self._snapshot: str | None = None
         self._records: str | None = None
         self._first: int | None = None
@@ -130,7 +114,7 @@ class Recorder:
         if not is_dense(args):
             raise NotReplayableError(f"{described.name} has a tensor that is not strided, which cannot be recorded")
         keep = self._options.payload == "all"
-        entry = _Entry(COLLECTIVE, described, [self._side(tensor, keep=keep) for tensor in reads_of(func, args)])
+        entry = Entry(COLLECTIVE, described, [self._side(tensor, keep=keep) for tensor in reads_of(func, args)])
         self._entries.append(entry)
         result = go_on()
         if func.namespace == "c10d" and sides(func)[0] is not None and not has_work(result):
@@ -146,7 +130,7 @@ class Recorder:
         """Record data that the program got from outside: token ids, labels."""
         if self.on:
             described = Described("", name, "before", "", (), None, None, {})
-            entry = _Entry(DATA, described, [])
+            entry = Entry(DATA, described, [])
             self._entries.append(entry)
             self._delivered(entry, list(tensors))
 
@@ -186,12 +170,12 @@ class Recorder:
         """How the recording went: notes, and the bytes ever written by kind, whether or not they are still there."""
         return {"notes": self.notes, "written": dict(self._writer.written)}
 
-    def _delivered(self, entry: _Entry, tensors: list[Tensor]) -> None:
+    def _delivered(self, entry: Entry, tensors: list[Tensor]) -> None:
         entry.outputs = [self._side(tensor, keep=self._options.payload != "digest") for tensor in tensors]
 
-    def _side(self, tensor: Tensor, *, keep: bool) -> _Side:
+    def _side(self, tensor: Tensor, *, keep: bool) -> TensorSide:
         own = local(tensor)
-        side = _Side(str(own.dtype).removeprefix("torch."), tuple(own.shape), self._fingerprint(own))
+        side = TensorSide(str(own.dtype).removeprefix("torch."), tuple(own.shape), self._fingerprint(own))
         if keep and self.on:
             if own.device.type == "cpu":
                 try:
@@ -202,7 +186,7 @@ class Recorder:
             else:
                 # Without stopping the device: it arrives by the end of the step; until then the memory is taken.
                 own.record_stream(torch.cuda.current_stream(own.device))
-                side.on_host = _pinned(own)
+                side.on_host = pinned(own)
         return side
 
     def _flush(self) -> None:
@@ -244,11 +228,11 @@ class Recorder:
                 side.stored = self._writer.store(host_bytes(side.on_host))
         values = iter(collect([side.digest for side in sides]))
         calls = [
-            _call(
+            call_of(
                 seq,
                 entry,
-                [_kept(side, next(values)) for side in entry.inputs],
-                [_kept(side, next(values)) for side in entry.outputs],
+                [kept(side, next(values)) for side in entry.inputs],
+                [kept(side, next(values)) for side in entry.outputs],
             )
             for seq, entry in enumerate(self._entries)
         ]
@@ -266,36 +250,3 @@ class Recorder:
         except (FullError, OSError) as error:
             self._writer.abandon(number)
             self._full(str(error))
-
-
-def _pinned(own: Tensor) -> Tensor:
-    """A copy of a device's tensor in host memory, there by the end of the step; at once where none can be pinned."""
-    try:
-        copy = torch.empty(own.shape, dtype=own.dtype, pin_memory=True)
-    except RuntimeError:
-        return own.cpu()
-    return copy.copy_(own, non_blocking=True)
-
-
-def _kept(side: _Side, digest: int) -> Side:
-    stored = side.stored
-    where = (None, None, None) if stored is None else (stored.offset, stored.size, stored.xxh3)
-    return Side(side.dtype, side.shape, digest, *where)
-
-
-def _call(seq: int, entry: _Entry, inputs: Sequence[Side], outputs: Sequence[Side]) -> Call:
-    d = entry.described
-    return Call(
-        seq,
-        entry.kind,
-        d.operator,
-        d.name,
-        d.phase,
-        d.group,
-        d.ranks,
-        d.reduce,
-        d.asynchronous,
-        d.arguments,
-        tuple(inputs),
-        tuple(outputs),
-    )

@@ -28,8 +28,9 @@ from detsweep.recording.streams import streams_of
 from detsweep.replays import NOT_ITS_RECORDING, Pass, Request
 from detsweep.schema import FaultConfig, StressConfig
 from detsweep.worker import settings, sharding, state
+from detsweep.worker.parted import PartedError, UntilError
 from detsweep.worker.passes import Seen, judged
-from detsweep.worker.player import PartedError, Player, UntilError
+from detsweep.worker.player import Player
 from detsweep.worker.progress import Progress
 from detsweep.worker.rank import prepare
 from detsweep.worker.record import through

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from detsweep.capture import Stream
 from detsweep.replays import Pass, Request
+from detsweep.worker.parted import BeyondError, PartedError, UntilError
 from detsweep.worker.passes import Seen, judged
-from detsweep.worker.player import BeyondError, PartedError, UntilError
 from tests.collectives import Tape
 from tests.support import BLOCK_1_POST, SEQUENCE, full_stream, one_rank, record, stream_of
 

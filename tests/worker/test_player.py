@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 from detsweep.recording import RecordingError
-from detsweep.worker.player import BeyondError, PartedError, UntilError
+from detsweep.worker.parted import BeyondError, PartedError, UntilError
 from detsweep.worker.recorder import Options
 from tests.collectives import ISSUED, ISSUED_IDS, MODULE, PHASE, Case, Tape, bits
 from tests.support import one_rank
