@@ -212,6 +212,61 @@ def test_its_gradients_are_sha256(example: Path) -> None:
         assert {len(digest) for digest in line["grads"].values()} == {64}
 
 
+MODULE = """
+import sys
+import torch, torch.distributed as dist, torch.nn.functional as F
+from torch.distributed.fsdp import fully_shard
+import detsweep
+from .data import batch
+
+dist.init_process_group("gloo")
+own = dist.new_group([dist.get_rank()], backend="gloo")
+torch.manual_seed(7)
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=9)
+with detsweep.record(sys.argv[1], model, optimizer, every=2, state={"scheduler": scheduler}) as tape:
+    for step in tape.steps(6):
+        (x,) = tape.data("x", batch(step))
+        for _ in range(2):
+            loss = F.mse_loss(model(x), x[:, :1])
+            loss.backward()
+        count = torch.ones(1)
+        dist.all_reduce(count, group=own)
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+print("the last loss is", loss.item())
+"""
+
+
+def test_a_module_with_a_scheduler_and_groups_of_its_own_is_played_back_from_its_middle(tmp_path: Path) -> None:
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "__init__.py").touch()
+    (tmp_path / "training" / "data.py").write_text("import torch\ndef batch(step): return torch.randn(4, 8)\n")
+    (tmp_path / "training" / "main.py").write_text(MODULE)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "training.main", "tape"]
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=clean_environment(),
+    )
+    assert done.returncode == 0, done.stderr
+    played = replay(tmp_path / "tape", "--rank", "1", "--step", "5")
+    assert played.returncode == 0, played.stdout + played.stderr
+    assert "rank 1, step 5 (from the snapshot at step 4): bit for bit as recorded" in played.stdout
+    # What comes after the steps is the program's own, and cannot lose the answer.
+    stopped = replay(tmp_path / "tape", "--rank", "0", "--step", "4", "--until", "0")
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    assert "note: after its steps the program ended with exit code 1" in stopped.stdout
+    assert "stopped at step 4, call 0: x" in stopped.stdout
+
+
 # --- wrong input -----------------------------------------------------------------------------------------------------
 
 

@@ -85,6 +85,7 @@ class Player:
         call = self._expect()
         if call.kind == COLLECTIVE or call.name != name:
             raise PartedError(f"the program asks for data {name}, recorded was {call.name}")
+        self._check_until(call)
         return [self._tensor(call, side) for side in call.outputs]
 
     def batch(self, micro: int, _: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -99,9 +100,7 @@ class Player:
         read = reads_of(func, args)
         self._check_same(call, described)
         self._check_inputs(call, described, read)
-        if self._until is not None and call.seq >= self._until:
-            assert self._step is not None
-            raise UntilError(f"step {self._step.number}, call {call.seq}: {call.name} ({call.phase})")
+        self._check_until(call)
         outputs = [self._tensor(call, side) for side in call.outputs]
         self._check_delivered(call, func, args, len(outputs))
         if func.namespace != "c10d":
@@ -123,6 +122,11 @@ class Player:
         if outputs != expected:
             where = f"step {self._step.number}, call {call.seq}"
             raise BeyondError(f"{where}: {call.name} delivers {expected} tensors, recorded are {outputs}")
+
+    def _check_until(self, call: Call) -> None:
+        if self._until is not None and call.seq >= self._until:
+            assert self._step is not None
+            raise UntilError(f"step {self._step.number}, call {call.seq}: {call.name} ({call.phase})")
 
     def _expect(self) -> Call:
         assert self._step is not None
