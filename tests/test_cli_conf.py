@@ -91,7 +91,7 @@ def test_a_wheel_runs_a_sweep_from_another_folder(tmp_path: Path) -> None:
         cwd=elsewhere,
         PYTHONPATH=str(site),
     )
-    assert where.stdout.split() == [str(site / "detsweep" / "paths.py"), str(site / "detsweep" / "conf")]
+    assert where.stdout.split() == [str(site / "detsweep" / "paths" / "__init__.py"), str(site / "detsweep" / "conf")]
     script = site / "bin" / "detsweep"
     assert os.access(script, os.X_OK)
     swept = run(sys.executable, str(script), "-m", "dtype=bf16,fp32", cwd=elsewhere, PYTHONPATH=str(site))

@@ -127,7 +127,7 @@ def test_help_is_fast_and_says_what_there_is(tmp_path: Path) -> None:
     assert done.returncode == 0
     for word in (
         "dtype: bf16, bf16_mixed, fp16, fp32",
-        "mode: lockstep, relaunch, replay, resume, train",
+        "mode: lockstep, playback, record, relaunch, replay, resume, train",
         "observe: block, collective, module, off, op",
         "experiment: cpu_costs, cpu_races, fleet, llm_determinism, self_test, three_arms",
         "world:",

@@ -193,10 +193,10 @@ def test_the_loss_column_says_when_the_loss_would_have_told(parted: Ran) -> None
     trial = row(sweep, **{"fault.site": "grad"})
     records = sweep.records(cell=trial["cell"])
     losses = records[records["site"] == "loss"].pivot(index=["step", "rank"], columns="run", values="digest")
-    differs = min(step for step, _ in losses.index[losses["r1"] != losses["r2"]])
-    # The loss of the step itself was computed before its gradients were.
-    assert differs > 1
-    assert str(trial["loss"]).startswith(f"{differs - 1} step")
+    differs = [step for step, _ in losses.index[losses["r1"] != losses["r2"]]]
+    # The loss of the step itself was computed before its gradients were; on some CPUs no later one tells.
+    assert min(differs, default=2) > 1
+    assert str(trial["loss"]).startswith(f"{min(differs) - 1} step" if differs else "never")
     assert "at once" in parted.out
     assert str(trial["loss"]) in parted.out
 

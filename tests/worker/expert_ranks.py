@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from detsweep.worker import sharding
 from detsweep.worker.experts import own_experts
 from detsweep.worker.progress import Progress
-from detsweep.worker.rank import _prepare as prepare_rank
+from detsweep.worker.rank import prepare as prepare_rank
 from detsweep.worker.step import TrainingStep
 from tests.support import compose
 
