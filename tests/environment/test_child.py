@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from detsweep import environment
 from detsweep.consistency import RESERVED
 from detsweep.environment import (
     ChildEnvironment,
     changes_numerics,
     child_environment,
     gpu_platform,
+    gpus,
     isolated,
     kept_out,
     overruled,
@@ -292,7 +292,7 @@ def test_on_amd_hip_comes_before_cuda_and_both_count_what_rocr_leaves(
 ) -> None:
     exists = Path.exists
     monkeypatch.setattr(Path, "exists", lambda path, **kw: str(path) == "/dev/kfd" or exists(path, **kw))
-    monkeypatch.setattr(environment, "_amd_count", lambda: 4)
+    monkeypatch.setattr(gpus, "_amd_count", lambda: 4)
     for name in RESERVED:
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
