@@ -17,6 +17,7 @@ from detsweep.analysis.checklist import checklist, lines
 from detsweep.analysis.control import GOOD
 from detsweep.analysis.findings import campaign_lines, closer_lines, mitigation_lines, note_lines
 from detsweep.analysis.fleetreport import fleet_lines, fleet_table, fleet_view, verdicts_of_places
+from detsweep.analysis.marks import MARKS, OTHER_STYLE, STYLES, mark, shown_as
 from detsweep.analysis.matrix import cell_table
 from detsweep.analysis.searched import search_exit_code, search_lines
 from detsweep.analysis.verdicts import FAILED
@@ -28,19 +29,7 @@ from detsweep.paths import SweepPaths, write_text
 if TYPE_CHECKING:
     from detsweep.analysis.frames import Sweep
 
-# A sign before the word, so that a verdict does not hang on colour alone.
-MARKS = {
-    "pass": "✓ pass",
-    "recorded": "• recorded",
-    "diverged": "✗ diverged",
-    "error": "! error",
-    "timeout": "! timeout",
-    "invalid": "! invalid",
-    "unsupported": "- unsupported",
-    "none": "? none yet",
-}
 CHECKED_AT_ONCE = 100_000_000
-STYLES = {"pass": "green", "diverged": "bold red", "unsupported": "dim", "none": "dim"}
 
 
 def write_report(sweep: Sweep) -> None:
@@ -69,7 +58,7 @@ def print_report(sweep: Sweep, console: Console | None = None) -> None:
         right, wide = column.endswith("\nms"), folded(shown, column) is not None
         view.add_column(escape(column), justify="right" if right else "left", overflow="fold", no_wrap=not wide)
     for (_, judged), (_, row) in zip(table.iterrows(), shown.iterrows(), strict=True):
-        view.add_row(*(escape(str(item)) for item in row), style=_style(judged))
+        view.add_row(*(escape(str(item)) for item in row), style=STYLES.get(shown_as(judged.to_dict()), OTHER_STYLE))
     _print_table(console, view)
     if left_out:
         names = ", ".join(column.replace("\n", " ") for column in left_out)
@@ -86,13 +75,6 @@ def _print_table(console: Console, view: Table) -> None:
     with console.capture() as captured:
         console.print(view)
     console.out("\n".join(line.rstrip() for line in captured.get().splitlines()), highlight=False)
-
-
-def _style(row: pd.Series[Any]) -> str:
-    # A pass that nothing read the mitigation of is no cure, and not to be taken for one at a glance.
-    effects = str(row.get("effect", "")).split(", ")
-    idle = row["verdict"] == "pass" and all(effect.endswith("inert") for effect in effects)
-    return "dim" if idle else STYLES.get(row["verdict"], "yellow")
 
 
 def markdown(sweep: Sweep, table: pd.DataFrame) -> Iterator[str]:
@@ -147,7 +129,7 @@ def failures(sweep: Sweep, base: Path) -> Iterator[str]:
 def summary(sweep: Sweep) -> list[str]:
     """What the sweep says, and what it cannot say."""
     verdicts = sweep.trials["verdict"].astype(str)
-    counts = {verdict: int((verdicts == verdict).sum()) for verdict in MARKS}
+    counts = {verdict: int((verdicts == verdict).sum()) for verdict in MARKS if verdict != "inert"}
     said = ", ".join(f"{count} {verdict if verdict != 'none' else 'not reached'}" for verdict, count in counts.items()
                      if count)  # fmt: skip
     lines = [f"{counted(len(sweep.trials), 'trial')} of {counted(sweep.trials['cell'].nunique(), 'cell')}: {said}"]
@@ -197,12 +179,12 @@ def _readable(table: pd.DataFrame) -> pd.DataFrame:
     # The end of a log has lines of its own below the table.
     empty = ["error"] if (table["error"] == "").all() else []
     shown = table.drop(columns=["log_tail", *empty])
+    shown["verdict"] = [mark(row) for row in table.to_dict("records")]
     for column in shown.columns:
         if column == "upper_bound":
             shown[column] = [_format(value, "< {:.1%}") for value in shown[column]]
         elif column.endswith("_ms"):
             shown[column] = [_format(value, "{:.1f}") for value in shown[column]]
-    shown["verdict"] = [MARKS[verdict] for verdict in shown["verdict"]]
     renamed: pd.DataFrame = shown.rename(columns=HEADERS)
     return renamed
 

@@ -17,8 +17,9 @@ from rich.console import Console
 from detsweep import Sweep, load
 from detsweep.analysis import exit_code, print_report, write_report
 from detsweep.analysis.findings import campaign_lines, closer_lines
+from detsweep.analysis.marks import MARKS
 from detsweep.analysis.matrix import MATRIX_COLUMNS, cell_table
-from detsweep.analysis.report import MARKS, failures, markdown, summary
+from detsweep.analysis.report import failures, markdown, summary
 from detsweep.analysis.widths import EXPENDABLE, HEADERS, fit
 from detsweep.paths import TrialPaths, write_json
 from detsweep.plan import Cell
@@ -222,7 +223,7 @@ def test_a_pass_with_a_mitigation_that_nothing_reads_does_not_look_like_a_cure(
     write_trial(trial_of(write_cells(tmp_path, plan), plan.cells[0]), plan.cells[0], effects=statuses)
     out = io.StringIO()
     print_report(load(tmp_path), Console(file=out, width=250, force_terminal=True, color_system="standard"))
-    (row,) = [line for line in out.getvalue().splitlines() if MARKS["pass"] in line]
+    (row,) = [line for line in out.getvalue().splitlines() if MARKS["inert" if style == DIM else "pass"] in line]
     assert {code for code in (GREEN, DIM) if code in row} == {style}
 
 
@@ -313,7 +314,7 @@ def test_a_folder_that_cannot_be_written_is_said_and_costs_no_report(
 
 
 def test_every_verdict_has_a_mark_of_its_own() -> None:
-    assert set(MARKS) == {*VERDICTS, "none"}
+    assert set(MARKS) == {*VERDICTS, "inert", "none"}
     assert len(set(MARKS.values())) == len(MARKS)
 
 
