@@ -12,8 +12,8 @@ import pandas as pd
 
 from detsweep.analysis import columns, problems
 from detsweep.analysis.recordframes import Asked, Records, Selection
-from detsweep.capture import Stream, read_streams
-from detsweep.captured import collecting_nothing, read_lines
+from detsweep.capture import Stream
+from detsweep.captured import Line, collecting_nothing, read_lines
 from detsweep.compare import differences
 from detsweep.environment import facts
 from detsweep.paths import FileError, TrialPaths, read_json
@@ -157,7 +157,7 @@ class Sweep:
             (one, number, stream.rank, stream.step, stream.run, r.seq, r.site, r.block, r.name, r.phase, found.kind)
             for (one, number), files in self._chosen(cell, trial)
             for own in files.recorded(asked)
-            for reference, stream in _with_first_run(read_streams(files.paths.records(own)))
+            for reference, stream in _differing(files.paths.records(own))
             for found in differences(reference, stream)
             for r in (found.record,)
         ]
@@ -233,6 +233,14 @@ class Sweep:
         return save(self, Path(folder), records=records)
 
 
-def _with_first_run(streams: Sequence[Stream]) -> Iterator[tuple[Stream, Stream]]:
-    first = {stream.step: stream for stream in streams if stream.run == "r1"}
-    yield from ((first[stream.step], stream) for stream in streams if stream.run != "r1")
+def _differing(path: Path) -> Iterator[tuple[Stream, Stream]]:
+    """The streams of a rank's file that are not those of the first run of their step, each behind that one."""
+    first: dict[int, Line] = {}
+    for line in read_lines(path):
+        step, run = line.place
+        if run == "r1":
+            first[step] = line
+        elif step not in first:
+            raise line.unreadable(ValueError(f"there is no r1 of step {step} before it"))
+        elif not line.equals(first[step]):
+            yield first[step].stream(), line.stream()

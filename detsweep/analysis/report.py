@@ -112,7 +112,8 @@ def problem_lines(sweep: Sweep) -> Iterator[str]:
     if len(found) > PROBLEMS_SHOWN:
         yield f"{len(found) - PROBLEMS_SHOWN} more files of this kind: .problems"
     if large:
-        yield f"{_bytes_of_records(sweep) / 1e6:.0f} MB of records were not read to see whether they are whole: .problems"
+        size = _bytes_of_records(sweep) / 1e6
+        yield f"{size:.0f} MB of records were not read to see whether they are whole: see .problems"
 
 
 def _bytes_of_records(sweep: Sweep) -> int:
