@@ -40,6 +40,7 @@ def styled(
     point.
     """
     shown = pivot(sweep, rows=rows, columns=columns, value="shown_as" if value == "verdict" else value)
+    shown = shown.rename(columns={"shown_as": "verdict"})
     styler: Styler = shown.style.format(_text, na_rep=NO_CELL).set_caption(f"{value}: {sweep.folder.name}")
     if value == "verdict":
         styler = styler.map(_colour)
