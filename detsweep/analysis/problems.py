@@ -60,9 +60,11 @@ def _strays(folder: Path) -> Iterator[Problem]:
 
 def _of_trial(own: TrialFiles, *, records: bool) -> Iterator[str]:
     paths = own.paths
-    for path in (paths.spec, paths.job):
-        if path.exists():
-            yield from _json(path)
+    if paths.spec.exists():
+        yield from _json(paths.spec)
+    if paths.job.exists():
+        # What launched the trial writes it for people, in no schema.
+        yield from _json(paths.job, schema=None)
     if own.complete:
         for rank in range(own.ranks):
             yield from _json(paths.environment(rank))
@@ -72,11 +74,11 @@ def _of_trial(own: TrialFiles, *, records: bool) -> Iterator[str]:
     yield from _foreign(paths, own.ranks)
 
 
-def _json(path: Path) -> Iterator[str]:
+def _json(path: Path, schema: int | None = SCHEMA) -> Iterator[str]:
     try:
-        schema = read_json(path).get("schema")
-        if schema != SCHEMA:
-            yield f"{path} has schema {schema!r}, this version reads {SCHEMA}"
+        found = read_json(path).get("schema")
+        if schema is not None and found != schema:
+            yield f"{path} has schema {found!r}, this version reads {schema}"
     except FileError as error:
         yield str(error)
 

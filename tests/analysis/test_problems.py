@@ -21,7 +21,7 @@ def _sweep(folder: Path) -> tuple[SweepPaths, Plan, TrialPaths]:
     sweep = write_cells(folder, plan)
     for cell in plan.cells:
         write_trial(trial_of(sweep, cell), cell)
-        write_json(trial_of(sweep, cell).job, {"schema": 2})
+        write_json(trial_of(sweep, cell).job, {"state": "done"})
     return sweep, plan, trial_of(sweep, plan.cells[0])
 
 
@@ -77,7 +77,7 @@ def _appears(path: Path) -> None:
         ("environment-rank000.json", _other_schema, "has schema 99, this version reads 2"),
         ("spec.json", _cut, "cannot be read: "),
         ("job.json", _cut, "cannot be read: "),
-        ("job.json", _other_schema, "has schema 99, this version reads 2"),
+        ("spec.json", _other_schema, "has schema 99, this version reads 2"),
         ("rank002.jsonl", _appears, "is of a rank that the trial does not have: it has 2"),
         ("environment-rank007.json", _appears, "is of a rank that the trial does not have: it has 2"),
         ("core.1234", _appears, "is no file of detsweep"),
