@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from detsweep import asked, baselines, consistency, environment, fleet, mitigations, nodes
+from detsweep import asked, baselines, consistency, environment, fleet, mitigations, nodes, stopping
 from detsweep.capture import SCHEMA
 from detsweep.mitigations import Settings
 from detsweep.paths import conf_dir
@@ -23,13 +23,13 @@ from detsweep.validate import lookup, problems
 # How a cell is launched, where it is kept and how its result is judged say nothing about what it computes.
 NOT_IDENTITY = (
     "launch", "folder", "dry_run", "trials", "mitigation_force", "positive_control", "against", "drill", "require",
-    "search", "fleet",
+    "search", "fleet", "stop_after",
 )  # fmt: skip
 SWEEP_WIDE = (
     "folder", "dry_run", "trials", "mitigation_force", "positive_control", "against", "drill", "require", "search.name",
     "search.candidates", "search.axes", "search.confidence", "search.verify", "search.max_trials", "launch.name",
     "launch.max_parallel", "launch.timeout_min", "launch.fail_fast", "launch.rerun", "launch.retries", "launch.ask_s",
-    "launch.detach", "launch.requeue", "fleet",
+    "launch.detach", "launch.requeue", "fleet", "stop_after.divergences", "stop_after.bound",
 )  # fmt: skip
 
 
@@ -163,7 +163,7 @@ def make_plan(points: Sequence[tuple[Sequence[str], Mapping[str, Any]]], folders
                 required = asked.required(resolved, presets, on)
             except ValueError as error:
                 found[str(error)] = None
-            notes.update(dict.fromkeys(asked.notes(resolved)))
+            notes.update(dict.fromkeys((*asked.notes(resolved), *stopping.notes(resolved))))
         try:
             placed = fleet.spread(overrides, resolved, listed, gpus=_gpus(resolved, len(gpus))) if not wrong else []
         except nodes.ClusterError as error:

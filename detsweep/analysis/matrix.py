@@ -8,10 +8,12 @@ from typing import Any
 import pandas as pd
 
 from detsweep.analysis.cells import has_key
+from detsweep.analysis.compared import Against, against_none
 from detsweep.analysis.control import judge
 from detsweep.analysis.costs import cost_words
 from detsweep.analysis.frames import Sweep
 from detsweep.analysis.marks import shown_as
+from detsweep.analysis.rates import LAUNCH_COLUMNS, Rate, rates
 from detsweep.analysis.verdicts import FAILED, VALID, worst
 from detsweep.analysis.words import counted, describe_first, describe_place, listed, missing
 from detsweep.baselines import value_of
@@ -19,7 +21,8 @@ from detsweep.bounds import rate_below, upper_bound
 from detsweep.crosstrial import RAN
 
 MATRIX_COLUMNS = (
-    "verdict", "fault", "mitigation", "effect", "cost", "diverged", "errors", "replays", "upper_bound", "first",
+    "verdict", "fault", "mitigation", "effect", "against_none", "p_against_none", "cost", "diverged", "errors",
+    "stopped", "replays", "rate", "rate_low", "rate_high", "upper_bound", *LAUNCH_COLUMNS, "first",
     "cause", "closer_look", "loss", "ranks", "baseline", "differs_from_baseline", "baseline_loss", "plain_step_ms",
     "step_ms", "retries", "error", "log_tail",
 )  # fmt: skip
@@ -35,25 +38,38 @@ def cell_table(sweep: Sweep) -> pd.DataFrame:
     Columns: the axes that vary; `verdict`, the worst of its trials; `fault` and `mitigation` where any cell has one;
     what became of its mitigations as `effect` (see detsweep.mitigations.effect), and what they `cost`, as a ratio of
     step times with its spread; `diverged` as "diverged/valid trials"; `errors`; `replays` as "diverged/compared
-    replays" of the valid trials; `upper_bound`, below which the rate per replay lies with 95% confidence when none
-    diverged; the `first` divergence of the first trial that has one; `ranks`, all that diverged in any trial;
-    milliseconds of a step without and with observation (medians of the valid trials); `retries`, how often its trials
-    were submitted again, or started anew by Slurm, where any was; the first `error` and the end of its log. With
-    the first divergence its `cause`; `closer_look`, what a drill found; `loss`, in how many of the diverged comparisons
+    replays" of the valid trials; `rate`, that of a replay, with its 95% interval from `rate_low` to `rate_high`;
+    `upper_bound`, below which it lies with 95% confidence when none diverged; where a cell has several valid trials
+    `launch_rate`, the share of launches that diverged, with its interval; where a cell `stopped` early, after how many
+    trials and why; where the same cell without mitigations is there, how it compares `against_none`, and the p of that
+    (see detsweep.analysis.rates and .compared); the `first` divergence of the first trial that has one; `ranks`, all
+    that diverged in any trial; milliseconds of a step without and with observation (medians of the valid trials);
+    `retries`, how often its trials were submitted again, or started anew by Slurm, where any was; the first `error` and
+    the end of its log. With the first divergence its `cause`; `closer_look`, what a drill found; `loss`, in how many of
+    the diverged comparisons
     the loss differs, or how many steps after the first divergence it does. Where cells have a `baseline`:
     which, where the cell `differs_from_baseline` first, and whether its loss does.
     """
-    rows = [_cell_row(sweep, group) for _, group in sweep.trials.groupby("cell", sort=False, dropna=False)]
+    known = rates(sweep)
+    pairs = against_none(sweep, known)
+    rows = [
+        {**_cell_row(sweep, group), **_statistics(known[str(cell)], pairs.get(str(cell)))}
+        for cell, group in sweep.trials.groupby("cell", sort=False, dropna=False)
+    ]
     # The cell column names rows of a sweep without axes, and of a cell whose own file is broken.
     table = pd.DataFrame(rows)
     columns = [*(sweep.axes or ("slug",)), *(column for column in MATRIX_COLUMNS if column not in sweep.axes)]
     idle = {"fault": {"none", ""}, "mitigation": {"none", ""}}
-    idle |= {column: {""} for column in ("closer_look", "effect", "cost", "retries")}
+    idle |= {column: {""} for column in ("closer_look", "effect", "cost", "retries", "stopped", "against_none")}
     for column, nothing in idle.items():
         if column not in sweep.axes and set(table[column]) <= nothing:
             columns.remove(column)
     if set(table["differs_from_baseline"]) <= {""}:
         columns = [name for name in columns if name not in ("baseline", "differs_from_baseline", "baseline_loss")]
+    if "against_none" not in columns:
+        columns.remove("p_against_none")
+    if table["launch_rate"].isna().all():
+        columns = [name for name in columns if name not in LAUNCH_COLUMNS]
     if sweep.positive_control:
         table["control"] = [judge(sweep, cell) for cell in table["cell"]]
         columns.append("control")
@@ -142,6 +158,15 @@ def _cell_row(sweep: Sweep, group: pd.DataFrame) -> dict[str, Any]:
 
 def _effects(group: pd.DataFrame) -> str:
     return ", ".join(dict.fromkeys(effect for effect in group["effect"] if isinstance(effect, str) and effect))
+
+
+def _statistics(rate: Rate, against: Against | None) -> dict[str, Any]:
+    return {
+        **rate.columns(),
+        "stopped": "" if rate.stopped is None else rate.stopped.words,
+        "against_none": "" if against is None else against.words,
+        "p_against_none": None if against is None else against.p,
+    }
 
 
 def _firsts(diverged: pd.DataFrame) -> str:

@@ -14,11 +14,13 @@ from rich.table import Table
 
 from detsweep.analysis.arms import arm_lines
 from detsweep.analysis.checklist import checklist, lines
+from detsweep.analysis.compared import against_lines, against_none
 from detsweep.analysis.control import GOOD
 from detsweep.analysis.findings import campaign_lines, closer_lines, mitigation_lines, note_lines
 from detsweep.analysis.fleetreport import fleet_lines, fleet_table, fleet_view, verdicts_of_places
 from detsweep.analysis.marks import MARKS, OTHER_STYLE, STYLES, mark, shown_as
 from detsweep.analysis.matrix import cell_table
+from detsweep.analysis.rates import rates, stopped_lines, with_rates_in_words
 from detsweep.analysis.searched import search_exit_code, search_lines
 from detsweep.analysis.verdicts import FAILED
 from detsweep.analysis.widths import HEADERS, fit, folded
@@ -162,9 +164,8 @@ def summary(sweep: Sweep) -> list[str]:
     faults = sorted(set(sweep.trials["fault"]) - {"none", ""})
     if faults:
         lines.append(f"faults were put in on purpose ({', '.join(faults)}): those rows are not findings")
-    baseline = sweep.trials[(sweep.trials["mitigation"] == "none") & (sweep.trials["fault"] == "none")]
-    if len(set(sweep.trials["mitigation"]) - {""}) > 1 and set(baseline["verdict"]) == {"pass"}:
-        lines.append("without mitigations nothing diverged: this sweep says nothing about what they cure")
+    known = rates(sweep)
+    lines += [*stopped_lines(known), *against_lines(sweep, against_none(sweep, known))]
     lines += [*fleet_lines(sweep), *arm_lines(sweep), *mitigation_lines(sweep), *note_lines(sweep)]
     # A search looks for a cure, and its sets diverge on the way: no closer look at each of them.
     lines += search_lines(sweep) if sweep.search else closer_lines(sweep)
@@ -199,6 +200,7 @@ def _readable(table: pd.DataFrame) -> pd.DataFrame:
     empty = ["error"] if (table["error"] == "").all() else []
     shown = table.drop(columns=["log_tail", *empty])
     shown["verdict"] = [mark(row) for row in table.to_dict("records")]
+    shown = with_rates_in_words(shown)
     for column in shown.columns:
         if column == "upper_bound":
             shown[column] = [_format(value, "< {:.1%}") for value in shown[column]]

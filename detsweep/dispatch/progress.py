@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from detsweep.dispatch.pools import Trial
-from detsweep.plan import Plan
+from detsweep.plan import Cell, Plan
+from detsweep.stopping import Stopped
 
 STYLES = {"pass": "green", "diverged": "bold red", "unsupported": "dim"}
 
@@ -94,6 +95,13 @@ class Progress:
         if not self._quiet:
             self._console.print(line)
         self._bar.update(self._task, completed=self._done)
+
+    def withheld(self, cell: Cell, stopped: Stopped, count: int) -> None:
+        """A cell does without so many of its trials: say why, and count them out."""
+        self._total -= count
+        self._left -= count
+        self.note(f"{self._plan.label(cell)}: stopped {stopped.words}")
+        self._bar.update(self._task, total=self._total)
 
     def note(self, text: str) -> None:
         """Print a line."""
