@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from detsweep.bundling.patterns import kind_of
 
 _ASSIGNED = re.compile(
-    r"""(?P<name>(?:--)?[A-Za-z_][\w.@/-]*)(?P<mark>\\*["']?\s*(?:=>|=|:)\s*)"""
-    r"""(?P<value>\\*"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|(?![{\[(<])[^\s"',;&)}\]\\]+)"""
+    r"""(?P<name>--[a-z][a-z0-9_.-]*|[A-Za-z_][\w.]*)(?P<mark>\\*["']?[ \t]*(?:=>|=|:)[ \t]*)"""
+    r"""(?P<value>\\*"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\\*["'][^\s"']+|(?![{\[(<])[^\s"',;&)}\]\\]+)"""
 )
 _OPTION = re.compile(
     r"(?P<name>--(?:account|partition|qos|reservation|nodelist|exclude))(?P<mark>\s+)(?P<value>[^\s\"',;]+)"

@@ -42,7 +42,7 @@ class Collector:
         for line in (read_text(Path("/etc/resolv.conf")) or "").splitlines():
             if line.startswith(("search ", "domain ")):
                 for domain in line.split()[1:]:
-                    self.names.add("domain", domain) if "." in domain.strip(".") else None
+                    self.domain(domain)
         for user in _users():
             self.names.add("user", user)
         for name, value in os.environ.items():
@@ -74,14 +74,24 @@ class Collector:
         self.names.add("node", name)
         if dot:
             self.names.add("node", short)
-            if "." in domain:
-                self.names.add("domain", domain)
+            self.domain(domain)
+
+    def domain(self, domain: str) -> None:
+        """A domain, and the one of the whole house: others of its machines may be named elsewhere."""
+        labels = domain.strip(".").split(".")
+        if len(labels) < 2:
+            return
+        self.names.add("domain", ".".join(labels))
+        own = 3 if len(labels[-1]) == 2 and len(labels[-2]) <= 3 and len(labels) > 2 else 2
+        self.names.add("domain", ".".join(labels[-own:]))
 
     def text(self, text: str, *, versions: bool = False) -> None:
         """A text of any kind; `versions`: what looks like an address in it is a version."""
         for kind, value in shaped(text):
             if not (versions and kind == "ip"):
                 self.names.add(kind, value)
+            if kind == "mail":
+                self.domain(value.rpartition("@")[2])
         for one in assignments(text):
             self._assigned(one.name, one.value, one.sure)
         if "/" in text:

@@ -33,7 +33,9 @@ _NOBODY = frozenset(
         "default",
     )
 )
-_EVERYWHERE = frozenset(("localhost", "localhost.localdomain", "localdomain", "local", "ip6-localhost", "none", ""))
+_EVERYWHERE = frozenset(
+    ("localhost", "localhost.localdomain", "localdomain", "local", "ip6-localhost", "::1", "::", "none", "")
+)
 _TRIVIAL = frozenset(("", "true", "false", "yes", "no", "on", "off", "none", "null", "auto", "default", "unset"))
 _INSENSITIVE = ("node", "domain", "mail", "uuid", "mac", "ip", "node-list")
 
@@ -60,6 +62,7 @@ class Names:
         self._own_labels: dict[str, str] = {}
         self._weak: set[str] = set()
         self._names: dict[str, Name] = {}
+        self._used: set[str] = set()
         self._forms: list[_Form] = []
 
     def add(self, kind: str, value: str, label: str | None = None, *, weak: bool = False) -> None:
@@ -118,16 +121,20 @@ class Names:
     def label_of(self, value: str) -> str | None:
         """What stands in the place of a text; None where it was not taken up."""
         name = self._names.get(value) or self._names.get(value.strip())
-        return None if name is None else name.label
+        if name is None:
+            return None
+        self._used.add(name.label)
+        return name.label
 
     def counts(self) -> dict[str, int]:
-        """How many there are of each kind."""
-        counted = Counter({name.label: name.kind for name in self._names.values()}.values())
+        """How many of each kind were replaced somewhere; cells and their folders are not counted."""
+        kinds = {name.label: name.kind for name in self._names.values()}
+        counted = Counter(kinds[label] for label in self._used if kinds[label] not in ("cell", "slug"))
         return dict(sorted(counted.items()))
 
     def ordinary(self) -> int:
-        """How many are ordinary words, or too short, and were only replaced where their names stand."""
-        return sum(name.reach == PLACE for name in self._names.values())
+        """How many of these are ordinary words, or too short, and were only replaced where their names stand."""
+        return len({name.label for name in self._names.values() if name.reach == PLACE and name.label in self._used})
 
     def replaced(self, text: str) -> str:
         """The text with every name and secret replaced, in whatever form it appears."""
@@ -136,7 +143,13 @@ class Names:
         if not hits:
             return text
         labels = {form.text: form.label for form in reversed(hits)}
-        return _pattern(hits).sub(lambda found: labels.get(found[0]) or labels[found[0].lower()], text)
+
+        def label(found: re.Match[str]) -> str:
+            chosen = labels.get(found[0]) or labels[found[0].lower()]
+            self._used.add(chosen)
+            return chosen
+
+        return _pattern(hits).sub(label, text)
 
     def found(self, data: bytes) -> list[str]:
         """The labels of what appears in some bytes, in any form, in UTF-8 or UTF-16."""
@@ -186,7 +199,7 @@ def _nobodys(kind: str, value: str) -> bool:
     """Whether a text names nobody and nothing in particular."""
     if kind == "user":
         return value.lower() in _NOBODY or value.lower() in _TRIVIAL
-    if kind in ("node", "domain"):
+    if kind in ("node", "domain", "ip"):
         return value.lower() in _EVERYWHERE or value.startswith("127.")
     return kind != "secret" and value.lower() in _TRIVIAL
 

@@ -48,7 +48,9 @@ class Redactor:
                 told[shown] = self.json(one, (*keys, key), file=file)
             return told
         if isinstance(value, list):
-            return [self.json(one, keys, file=file) for one in value]
+            # The words of a command, and not a command each.
+            return [self.override(one) if keys[-1:] == ("command",) and isinstance(one, str)
+                    else self.json(one, keys, file=file) for one in value]  # fmt: skip
         if isinstance(value, str):
             return self._string(value, keys, file)
         secret = keys and not isinstance(value, bool) and value is not None and kind_of(".".join(keys[-2:])) == "secret"

@@ -112,7 +112,7 @@ def _verdicts(sweep: SweepPaths) -> Iterator[str]:
             rows.append(f"| {paths.folder.name} | cannot be read | | {error} |")
             continue
         found = [results.read_result(trial) for _, trial in paths.trials()]
-        rows.append(_row(paths, found))
+        rows.append(_row(paths, found, str((cell["config"].get("fault") or {}).get("kind", "none"))))
         if any(result and result["verdict"] == "diverged" for result in found):
             commands.append((paths.folder.name, command_of(cell)))
     yield from rows
@@ -126,7 +126,7 @@ def _verdicts(sweep: SweepPaths) -> Iterator[str]:
             yield f"    {command}"
 
 
-def _row(paths: CellPaths, found: Sequence[Mapping[str, Any] | None]) -> str:
+def _row(paths: CellPaths, found: Sequence[Mapping[str, Any] | None], fault: str) -> str:
     counts = Counter(result["verdict"] if result else _NONE for result in found) or Counter({_NONE: 1})
     valid = [result for result in found if result and result["verdict"] in ("pass", "diverged")]
     replays = sum(int(result.get("replays") or 0) for result in valid)
@@ -137,6 +137,7 @@ def _row(paths: CellPaths, found: Sequence[Mapping[str, Any] | None]) -> str:
     said = next((_first(result) for result in found if result and result["verdict"] == "diverged"), None)
     said = said or next((str(result["error"]) for result in found if result and result.get("error")), "")
     trials = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    trials += "" if fault == "none" else f" (fault {fault} was put in on purpose)"
     return f"| {paths.folder.name} | {trials} | {rate} | {said.replace('|', '/')} |"
 
 
