@@ -99,7 +99,7 @@ class Cell:
         config = {**self.config, "observe": {"name": level}, "trials": trials}
         overrides = {**self.overrides, "observe": level}
         return replace(
-            self, id=_identity(config), slug=_slug(overrides), overrides=overrides, config=config, drill_of=(self.id,)
+            self, id=_identity(config), slug=slug_of(overrides), overrides=overrides, config=config, drill_of=(self.id,)
         )
 
 
@@ -235,7 +235,7 @@ def _keep(config: dict[str, Any]) -> list[str]:
 
 def _cell(overrides: Sequence[str], config: Mapping[str, Any], unsupported: str | None, required: Settings) -> Cell:
     told = dict(_told_apart(overrides))
-    slug = _slug(told) or str(config["model"]["name"])
+    slug = slug_of(told) or str(config["model"]["name"])
     return Cell(_identity(config), slug, told, config, unsupported, required)
 
 
@@ -265,7 +265,8 @@ def _told_apart(overrides: Sequence[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _slug(told: Mapping[str, str]) -> str:
+def slug_of(told: Mapping[str, str]) -> str:
+    """A cell's overrides as a part of a file name."""
     text = "_".join(f"{key}-{value}" for key, value in sorted(told.items()))
     return re.sub(r"[^A-Za-z0-9.+_-]+", "", text.replace(",", "+"))[:80].strip("._-")
 

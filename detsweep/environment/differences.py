@@ -5,25 +5,35 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+
+from detsweep.mitigations import catalogue
 
 SECTIONS = (
     "versions",
+    "libraries",
     "torch",
+    "packages",
     "device",
+    "gpus",
     "settings",
     "variables",
     "configuration_files",
     "machine",
-    "libraries",
+    "network",
     "run",
 )
 """In the order in which differences are told: what most often explains one comes first."""
 _TORCH = ("torch", "torch_git", "torch_cuda", "torch_hip", "python", "detsweep")
-_MACHINE = ("platform", "host", "node")
-# Of every process its own, and no difference between two environments.
-_NOTHING = ("schema", "rank", "pid", "started_with", "effects", "appeared", "captured")
-_OF_A_PROCESS = ("MASTER_PORT",)
+_MACHINE = ("platform", "host", "node", "gpu_platform")
+# Of every process its own, of this moment alone, or said elsewhere: no difference between two environments.
+_NOTHING = (
+    "schema", "kind", "rank", "pid", "started_with", "effects", "appeared", "now", "not_known", "variables_unset",
+)  # fmt: skip
+_OF_A_PROCESS = ("MASTER_ADDR", "MASTER_PORT")
+# Not one of the files that each cell has of its own: where it is not the null device, somebody has set it.
+_NCCL_FILE = "NCCL_CONF_FILE"
 
 
 @dataclass(frozen=True)
@@ -36,14 +46,19 @@ class EnvironmentDifference:
     after: str | None
 
     def __str__(self) -> str:
-        before, after = ("not there" if value is None else value for value in (self.before, self.after))
+        before, after = (shown(value) for value in (self.before, self.after))
         return f"{self.section}: {self.name}: {before} -> {after}"
+
+
+def shown(value: str | None) -> str:
+    """A value of a fact, so that one that is empty is seen to be there."""
+    return "not there" if value is None else value or '""'
 
 
 def facts(environment: Mapping[str, Any]) -> dict[tuple[str, str], str]:
     """What an environment file says, by section and name; any of a rank, or one that `detsweep.environment` wrote.
 
-    What only tells one process from another (its pid, its rank, the port at which it meets the others) is no fact.
+    What only tells one process from another (its pid, its rank, where it meets the others) is no fact.
     """
     found: dict[tuple[str, str], str] = {}
     for key, value in environment.items():
@@ -52,12 +67,11 @@ def facts(environment: Mapping[str, Any]) -> dict[tuple[str, str], str]:
         if key in SECTIONS and isinstance(value, Mapping):
             found |= {(key, name): one for name, one in _flat(value)}
         elif key == "libraries" and isinstance(value, list):
-            # By their names: where a library lies is seen in its version, and paths differ from machine to machine.
-            found |= {("libraries", path.rpartition("/")[2]): "loaded" for path in map(str, value)}
+            found |= {("libraries", name): one for library in value for name, one in _library(library)}
         else:
             section = "torch" if key in _TORCH else "machine" if key in _MACHINE else "run"
             found |= {(section, name): one for name, one in _flat({key: value})}
-    return {place: value for place, value in found.items() if place[1] not in _OF_A_PROCESS}
+    return {place: value for place, value in found.items() if place not in _no_facts()}
 
 
 def environment_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[EnvironmentDifference]:
@@ -68,9 +82,32 @@ def environment_differences(before: Mapping[str, Any], after: Mapping[str, Any])
     return [EnvironmentDifference(*place, ours.get(place), theirs.get(place)) for place in apart]
 
 
+@cache
+def _no_facts() -> frozenset[tuple[str, str]]:
+    """Variables that are another in every process, or in every cell: paths of what it compiles and tunes for itself."""
+    own = (name for name, variable in catalogue().items() if variable.use == "isolated" and name != _NCCL_FILE)
+    return frozenset(("variables", name) for name in (*_OF_A_PROCESS, *own))
+
+
+def _library(library: Any) -> Iterator[tuple[str, str]]:
+    """A library that is loaded, by its name: where it lies is seen in its version, and paths differ everywhere.
+
+    A rank has its path alone; an environment file has which build it is as well.
+    """
+    told = library if isinstance(library, Mapping) else {"path": str(library)}
+    name = str(told.get("path", "")).rpartition("/")[2]
+    yield name, "loaded"
+    for key in ("build_id", "sha256"):
+        if told.get(key) is not None:
+            yield f"{name} {key}", str(told[key])
+
+
 def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for name, value in content.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, list) and all(isinstance(one, str) for one in value):
+            # One by one, so that what is new in a list of a hundred is all that is told.
+            yield from ((f"{prefix}{name} {one}", "there") for one in value)
         elif value is not None:
             yield f"{prefix}{name}", value if isinstance(value, str) else json.dumps(value, sort_keys=True)

@@ -1,56 +1,82 @@
-"""How two environments differ: loaded versions first, and nothing that only tells two processes apart."""
+"""How two environments differ, as facts; and what of a process is none."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from detsweep.environment import environment_differences, facts
+from detsweep.environment import EnvironmentDifference, environment_differences, facts
 
 RANK: dict[str, Any] = {
     "schema": 2,
     "rank": 0,
-    "pid": 17,
-    "host": "one",
+    "host": "a",
+    "node": None,
+    "pid": 1,
     "torch": "2.13.0",
-    "torch_cuda": None,
-    "device": {"type": "cpu", "name": "a CPU", "cores": 2},
-    "settings": {"num_threads": 1, "matmul": {"tf32": False}},
-    "variables": {"OMP_NUM_THREADS": "1", "MASTER_PORT": "29500"},
-    "started_with": {"OMP_NUM_THREADS": "1"},
-    "libraries": ["/somewhere/libmkl_core.so.2", "/somewhere/libgomp.so.1"],
-    "versions": {"mkl": "2024.2", "onednn": "3.12"},
+    "variables": {"NCCL_ALGO": "Ring", "MASTER_PORT": "1", "MASTER_ADDR": "a", "TRITON_CACHE_DIR": "/x/cells/a/cache"},
+    "started_with": {"NCCL_ALGO": "Ring"},
+    "machine": {"kernel": "6.1", "numa": {"node0": {"cpus": "0-3"}}},
+    "libraries": ["/a/libmkl.so", "/a/libnccl.so.2"],
+    "versions": {"nccl": "2.21.5"},
+    "configuration_files": {"/etc/nccl.conf": ["NCCL_PROTO=LL"]},
+    "effects": {},
+    "appeared": {},
 }
 
 
-def test_two_processes_of_one_environment_do_not_differ() -> None:
-    other = {**RANK, "rank": 5, "pid": 99, "variables": {**RANK["variables"], "MASTER_PORT": "1"}, "started_with": None}
-    assert environment_differences(RANK, other) == []
+def _changed(**sections: Any) -> list[str]:
+    return [str(one) for one in environment_differences(RANK, {**RANK, **sections})]
 
 
-def test_versions_of_loaded_libraries_come_first_then_what_is_nearest_to_the_bits() -> None:
-    other = {
-        **RANK,
-        "host": "two",
-        "torch": "2.14.0",
-        "versions": {"mkl": "2025.0", "nccl": "2.26"},
-        "variables": {"OMP_NUM_THREADS": "2"},
-        "settings": {"num_threads": 2, "matmul": {"tf32": False}},
-        "libraries": ["/elsewhere/libmkl_core.so.2"],
-    }
-    assert [str(one) for one in environment_differences(RANK, other)] == [
-        "versions: mkl: 2024.2 -> 2025.0",
-        "versions: nccl: not there -> 2.26",
-        "versions: onednn: 3.12 -> not there",
-        "torch: torch: 2.13.0 -> 2.14.0",
-        "settings: num_threads: 1 -> 2",
-        "variables: OMP_NUM_THREADS: 1 -> 2",
-        "machine: host: one -> two",
-        "libraries: libgomp.so.1: loaded -> not there",
+def test_an_environment_and_itself_differ_in_nothing() -> None:
+    assert _changed() == []
+
+
+def test_what_tells_one_process_from_another_is_no_fact() -> None:
+    own = {"MASTER_PORT": "2", "MASTER_ADDR": "b", "TRITON_CACHE_DIR": "/x/cells/b/cache"}
+    assert _changed(rank=1, pid=2, started_with={}, variables={**RANK["variables"], **own}) == []
+
+
+def test_versions_of_loaded_libraries_are_told_first() -> None:
+    lines = _changed(
+        host="b",
+        torch="2.12.0",
+        versions={"nccl": "2.22.3"},
+        variables={"NCCL_ALGO": ""},
+        machine={"kernel": "6.1", "numa": {"node0": {"cpus": "0-7"}}},
+        libraries=["/elsewhere/libmkl.so"],
+    )
+    assert lines == [
+        "versions: nccl: 2.21.5 -> 2.22.3",
+        "libraries: libnccl.so.2: loaded -> not there",
+        "torch: torch: 2.13.0 -> 2.12.0",
+        'variables: NCCL_ALGO: Ring -> ""',
+        "machine: host: a -> b",
+        "machine: numa.node0.cpus: 0-3 -> 0-7",
     ]
 
 
-def test_facts_have_names_with_dots_and_values_as_text() -> None:
-    told = facts(RANK)
-    assert told["settings", "matmul.tf32"] == "false"
-    assert told["device", "cores"] == "2"
-    assert not {name for _, name in told} & {"pid", "rank", "schema", "MASTER_PORT", "torch_cuda"}
+def test_of_a_list_only_what_is_new_is_told() -> None:
+    files = {"/etc/nccl.conf": ["NCCL_PROTO=LL", "NCCL_ALGO=Tree"]}
+    assert _changed(configuration_files=files) == [
+        "configuration_files: /etc/nccl.conf NCCL_ALGO=Tree: not there -> there"
+    ]
+
+
+def test_which_build_a_library_is_is_a_fact_of_its_own() -> None:
+    one = {"libraries": [{"path": "/a/libx.so", "size": 3, "build_id": "01", "sha256": "aa"}]}
+    other = {"libraries": [{"path": "/b/libx.so", "size": 4, "build_id": "02", "sha256": "bb"}]}
+    assert environment_differences(one, other) == [
+        EnvironmentDifference("libraries", "libx.so build_id", "01", "02"),
+        EnvironmentDifference("libraries", "libx.so sha256", "aa", "bb"),
+    ]
+    assert facts({"libraries": ["/c/libx.so"]}) == {("libraries", "libx.so"): "loaded"}
+
+
+def test_of_an_environment_file_what_is_of_the_moment_or_not_known_is_no_fact() -> None:
+    one = {"kind": "environment", "now": {"captured": 1.0}, "not_known": {"gpus": "x"}, "variables_unset": ["A"]}
+    assert facts(one) == {}
+
+
+def test_a_path_that_somebody_gave_nccl_is_a_fact() -> None:
+    assert facts({"variables": {"NCCL_CONF_FILE": "/x"}}) == {("variables", "NCCL_CONF_FILE"): "/x"}
