@@ -129,7 +129,7 @@ def compare_trials(one: Trial, other: Trial, cells: tuple[CellSide, CellSide]) -
     ranks, verdicts = ranks_of_both(*cells), (str(one.result["verdict"]), str(other.result["verdict"]))
     ended = tuple(_ended(side, trial.result) for side, trial in zip("AB", (one, other), strict=True))
     unread: dict[str, tuple[int, ...]] = {line: () for line in ended if line}
-    environments, streams = Environments((), (), (), {}), Streams()
+    environments, streams = Environments((), (), (), (), {}), Streams()
     if not {NO_VERDICT, "unsupported"} & set(verdicts):
         environments, streams = compare_environments(one, other, ranks), compare_streams(one, other, cells, ranks)
         # Of a trial that broke off it is no news that files are missing.

@@ -59,6 +59,7 @@ def _trial(trial: ComparedTrials) -> dict[str, Any]:
            for letter, number, verdict, result in zip("ab", trial.numbers, trial.verdicts, trial.results, strict=True)},
         "differs": trial.differs,
         "environment": [_fact(one) for one in trial.environments.apart],
+        "shells": [_fact(one) for one in trial.environments.shells],
         "places": [_fact(one) for one in trial.environments.places],
         "streams": {
             "ranks": list(streams.ranks),

@@ -9,6 +9,7 @@ from typing import Any
 
 from detsweep.diff.sides import CellSide, Trial
 from detsweep.environment import EnvironmentDifference, environment_differences, facts
+from detsweep.environment.differences import SECTIONS
 from detsweep.paths import FileError
 
 _PLACES = {
@@ -26,7 +27,8 @@ _PLACES = {
 _OWN_FOLDER = re.compile(
     r"(?<![\w.-])/[^\s:;,'\"]*/cells/[^\s:;,'\"/]+-[0-9a-f]{10}(?:/trial\d+(?:-attempt-[\w.-]+)?)?"
 )
-_LAUNCH = {"environment_set": "set", "environment_removed": "removed", "environment_overruled": "overruled"}
+_SET = "set"
+_LAUNCH = {"environment_set": _SET, "environment_removed": "kept out", "environment_overruled": "overruled"}
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,14 @@ class Apart:
 @dataclass(frozen=True)
 class Environments:
     """`apart`: what differs, libraries' versions first; `ranks`: those that were compared; `places`: on which machines
-    and devices the two ran, where these are not the same; `unread`: what could not be read, by its ranks.
+    and devices the two ran, where these are not the same; `shells`: what the shells had that reached neither trial;
+    `unread`: what could not be read, by its ranks.
     """
 
     ranks: tuple[int, ...]
     apart: tuple[Apart, ...]
     places: tuple[Apart, ...]
+    shells: tuple[Apart, ...]
     unread: Mapping[str, tuple[int, ...]]
 
 
@@ -74,17 +78,21 @@ def compare_environments(one: Trial, other: Trial, ranks: Iterable[int]) -> Envi
             sides = [pinned_facts(side) for side in sides]
         for difference in environment_differences(*sides):
             found.setdefault(difference, []).append(rank)
-    told = [Apart(d.section, d.name, d.before, d.after, tuple(where)) for d, where in found.items()]
+    # A rank that comes later may have what is told first.
+    ordered = sorted(found, key=lambda d: (SECTIONS.index(d.section), d.name))
+    told = [Apart(d.section, d.name, d.before, d.after, tuple(found[d])) for d in ordered]
     apart = [fact for fact in told if (fact.section, fact.name) not in _PLACES]
+    launched: list[Apart] = []
     if not (one.pinned or other.pinned):
         try:
-            apart += _launched(one.job(), other.job(), apart)
+            launched = _launched(one.job(), other.job(), apart)
         except FileError as error:
             unread[str(error)] = []
     return Environments(
         tuple(compared),
-        tuple(apart),
+        (*apart, *(fact for fact in launched if fact.name.startswith(f"{_SET} "))),
         tuple(fact for fact in told if (fact.section, fact.name) in _PLACES),
+        tuple(fact for fact in launched if not fact.name.startswith(f"{_SET} ")),
         {line: tuple(where) for line, where in unread.items()},
     )
 

@@ -20,8 +20,9 @@ def pairs_of(one: Sequence[CellSide], other: Sequence[CellSide]) -> tuple[Places
 
     First those of one id, which are one configuration; then, of the rest, those that differ in the fewest axes, an axis
     being the keys that vary in the same way over all of them (`dtype.param` does as `dtype.name`). Ties go by the order
-    of the sweeps. Up to two differing axes are found by an index and not by trying all pairs with all; what
-    differs in all cells of one sweep from all of the other, as one more variable, is no axis and costs nothing.
+    of the axes' names and then of the sweeps. Up to two differing axes are found by an index and not by trying all
+    pairs with all; what differs in all cells of one sweep from all of the other, as one more variable, is no axis and
+    costs nothing.
     """
     ids = {cell.id: place for place, cell in enumerate(other)}
     found = [(place, ids.pop(cell.id)) for place, cell in enumerate(one) if cell.id in ids]

@@ -20,7 +20,7 @@ Line = tuple[str, tuple[int, ...]]
 
 def lines(compared: Compared) -> Iterator[str]:
     """The comparison, beginning with the two sides; one line alone where there is nothing to tell."""
-    if compared.exit_code == 0 and not any(pair.aside for pair in compared.pairs):
+    if compared.exit_code == 0 and not any(_has_asides(pair) for pair in compared.pairs):
         yield f"no difference: {_scope(compared)}"
         return
     for letter, side in zip("AB", compared.sides, strict=True):
@@ -36,6 +36,11 @@ def lines(compared: Compared) -> Iterator[str]:
         yield f"no other difference: {_scope(compared)}"
     elif not compared.differs:
         yield f"no difference in what could be compared: {_scope(compared)}"
+
+
+def _has_asides(pair: ComparedCells) -> bool:
+    """Whether two cells that are alike were asked for otherwise all the same."""
+    return bool(pair.aside) or any(trial.environments.shells for trial in pair.trials)
 
 
 def _side(side: Side) -> str:
@@ -118,6 +123,7 @@ def _of_trials(trial: ComparedTrials) -> Iterator[str]:
     environments, streams = trial.environments, trial.streams
     for fact, where in _facts(environments.apart):
         yield f"environment: {fact}{_on(where, environments.ranks)}"
+    yield from (f"reached neither: {fact}" for fact in environments.shells)
     if environments.apart or streams.first:
         for fact, where in _facts(environments.places):
             yield f"ran elsewhere: {fact}{_on(where, environments.ranks)}"

@@ -144,7 +144,6 @@ def _compare_place(
         pairs,
         level=min(mine.config["observe"]["name"], its.config["observe"]["name"], key=LEVELS.index),
         groups=_groups(trial.result),
-        before=_step_before(place, pairs, opened, its.config),
         aligned=aligned,
         exchanges=modes.exchanges(mine.config) or modes.exchanges(its.config),
     )
@@ -152,16 +151,6 @@ def _compare_place(
         known = compared.first.get(rank)
         if known is None or when(divergence.to_json()) < when(known.to_json()):
             compared.first[rank] = divergence
-
-
-def _step_before(
-    place: Place, pairs: Iterable[int], opened: Mapping[int, Pair], config: Mapping[str, Any]
-) -> dict[int, Stream]:
-    """Of a trajectory what each rank had in the step before: what it left is no new divergence."""
-    before = (place[0] - 1, place[1])
-    if not modes.trajectories(config):
-        return {}
-    return {rank: opened[rank][1].stream(before) for rank in pairs if before in opened[rank][1].places}
 
 
 def _groups(result: Mapping[str, Any]) -> dict[int, dict[str, tuple[int, ...]]]:
