@@ -1,6 +1,7 @@
 """`python -m detsweep.analysis <folder>`: print the matrix of a sweep, finished or not, and write it there.
 
 `python -m detsweep.analysis checklist <folder>` prints the reproducibility checklist of a sweep.
+`python -m detsweep.analysis log <tracker> <folder>` sends its verdicts and metrics to mlflow, wandb or tensorboard.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from detsweep.output import tolerate_broken_output
 
 PROGRAM = "python -m detsweep.analysis"
 CHECKLIST = "checklist"
+LOG = "log"
+NOT_LOGGED = 3
 
 
 class Parser(argparse.ArgumentParser):
@@ -34,7 +37,8 @@ def main() -> int:
     tolerate_broken_output()
     # By hand and not by a subparser, which would take the name of a folder for that of a command.
     asked = sys.argv[1:]
-    command, words = (_checklist, asked[1:]) if asked[:1] == [CHECKLIST] else (_matrix, asked)
+    commands = {CHECKLIST: _checklist, LOG: _log}
+    command, words = (commands[asked[0]], asked[1:]) if asked[:1] and asked[0] in commands else (_matrix, asked)
     try:
         return command(words)
     except FileNotFoundError as error:
@@ -46,7 +50,10 @@ def _matrix(words: Sequence[str]) -> int:
     parser = Parser(
         prog=PROGRAM,
         description="The divergence matrix of a sweep",
-        epilog=f"{PROGRAM} {CHECKLIST} FOLDER: its reproducibility checklist (a folder of that name: ./{CHECKLIST})",
+        epilog=(
+            f"{PROGRAM} {CHECKLIST} FOLDER: its reproducibility checklist (a folder of that name: ./{CHECKLIST}); "
+            f"{PROGRAM} {LOG} TRACKER FOLDER: its verdicts and metrics to mlflow, wandb or tensorboard"
+        ),
     )
     sweep = load(_folder(parser, words))
     write_report(sweep)
@@ -59,6 +66,29 @@ def _checklist(words: Sequence[str]) -> int:
     items = checklist(Path(_folder(parser, words)))
     print("\n".join(lines(items)))
     return int(any(item.answer == "no" for item in items))
+
+
+def _log(words: Sequence[str]) -> int:
+    """0 logged, 2 where there is no such tracker or no sweep, 3 where the tracker failed."""
+    from detsweep.analysis.tracking import TrackerError, send
+    from detsweep.trackers import NAMES
+
+    parser = Parser(prog=f"{PROGRAM} {LOG}", description="Send a sweep's verdicts and metrics to a tracker")
+    parser.add_argument("tracker", choices=NAMES)
+    parser.add_argument("folder", help="the sweep's folder")
+    asked = parser.parse_args(words)
+    sweep = load(asked.folder)
+    try:
+        print(f"log={asked.tracker}: {send(asked.tracker, sweep)}")
+    except TrackerError as error:
+        print(f"detsweep: {error}", file=sys.stderr)
+        return 2
+    except Exception as error:
+        # Whatever a tracker raises: it is not ours to know them all, and no result hangs on it.
+        words_of_it = str(error).strip().splitlines() or [""]
+        print(f"detsweep: log={asked.tracker}: {type(error).__name__}: {words_of_it[0]}", file=sys.stderr)
+        return NOT_LOGGED
+    return 0
 
 
 def _folder(parser: Parser, words: Sequence[str]) -> str:

@@ -68,13 +68,12 @@ def key_differences(
 
 def aside_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[KeyDifference]:
     """The keys in which two cells differ that say nothing about what they compute: how often, why, against what."""
-    ours, theirs = (
-        dict(_flat({key: config[key] for key in NOT_IDENTITY if key in config})) for config in (before, after)
-    )
-    both = {**ours, **theirs}
+    # One that has no such key is of a version that did not know it.
+    both = [key for key in NOT_IDENTITY if key in before and key in after]
+    ours, theirs = (dict(_flat({key: config[key] for key in both})) for config in (before, after))
     return [
         KeyDifference(key, ours.get(key, ABSENT), theirs.get(key, ABSENT))
-        for key in both
+        for key in {**ours, **theirs}
         if ours.get(key) != theirs.get(key)
     ]
 
