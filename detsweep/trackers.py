@@ -15,16 +15,16 @@ MOST_S = 900.0
 
 def problem(tracker: str) -> str | None:
     """Why nothing can be logged to a tracker, as a line for the user; None where it can, and for `none`."""
-    if tracker not in PACKAGES:
+    if tracker not in PACKAGES or _installed(tracker):
         return None
-    module, package = PACKAGES[tracker]
-    found = importlib.util.find_spec(module)
+    valid = ", ".join(["none", *(name for name in NAMES if _installed(name))])
+    return f"log={tracker}: the package is not installed: pip install {PACKAGES[tracker][1]} (valid here: {valid})"
+
+
+def _installed(tracker: str) -> bool:
+    found = importlib.util.find_spec(PACKAGES[tracker][0])
     # A folder of that name, as wandb leaves behind where it ran, is no package.
-    if found is not None and found.origin is not None:
-        return None
-    others = [name for name in NAMES if name != tracker and problem(name) is None]
-    valid = f"valid here: {', '.join(['none', *others])}"
-    return f"log={tracker}: the package is not installed: pip install {package} ({valid})"
+    return found is not None and found.origin is not None
 
 
 def log_sweep(tracker: str, folder: Path) -> str | None:
