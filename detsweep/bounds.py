@@ -12,6 +12,11 @@ def upper_bound(clean: int, confidence: float = CONFIDENCE) -> float:
     return 1.0 if clean == 0 else float(1 - (1 - confidence) ** (1 / clean))
 
 
+def rate_below(seen: int, chances: int, confidence: float = CONFIDENCE) -> float:
+    """The rate below which an event lies that was seen `seen` times in so many chances; 1.0 where it always was."""
+    return 1.0 if seen >= chances else 1 - lower_bound(chances - seen, chances, confidence)
+
+
 def lower_bound(seen: int, chances: int, confidence: float = CONFIDENCE) -> float:
     """The rate above which an event lies that was seen `seen` times in so many chances.
 

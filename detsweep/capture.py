@@ -143,8 +143,13 @@ def from_line(text: str) -> Stream:
     if not isinstance(payload, dict) or payload.get("schema") != SCHEMA:
         found = payload.get("schema") if isinstance(payload, dict) else None
         raise ValueError(f"schema {found!r}, this version reads schema {SCHEMA}")
-    records = tuple(_record(seq, row) for seq, row in enumerate(payload["records"]))
-    return Stream(payload["rank"], payload["step"], payload["run"], payload["checksum"], records, payload["nonfinite"])
+    return from_rows(payload, payload["records"])
+
+
+def from_rows(head: Mapping[str, Any], rows: Iterable[list[Any]]) -> Stream:
+    """The stream of a line of which the records have been read: its other keys, and the rows of its records."""
+    records = tuple(_record(seq, row) for seq, row in enumerate(rows))
+    return Stream(head["rank"], head["step"], head["run"], head["checksum"], records, head["nonfinite"])
 
 
 def _record(seq: int, row: list[Any]) -> Record:

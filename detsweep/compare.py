@@ -83,6 +83,8 @@ def differences(reference: Stream, other: Stream, *, aligned: bool = True) -> It
     """Every record of `other` that differs, in its order of execution. See `compare`."""
     if reference.checksum != other.checksum:
         raise ValueError(f"checksum {reference.checksum} cannot be compared with {other.checksum}")
+    if reference.records is other.records:
+        return
     parted = _first_out_of_sequence(reference, other) if aligned else None
     pending = parted
     for record, partner in partners(reference, other, aligned=aligned):

@@ -12,7 +12,7 @@ from detsweep.compare import when
 from detsweep.failures import explain_failure, explain_timeout
 from detsweep.judgement import Judged, Streams, judge, needed, notes_of
 from detsweep.mitigations import merged
-from detsweep.paths import FileError, TrialPaths, read_json
+from detsweep.paths import FileError, TrialPaths, file_hash, read_json
 
 VERDICTS = ("pass", "recorded", "diverged", "invalid", "error", "timeout", "unsupported")
 """What a trial can come to; a trial that has not been reached has none. `recorded`: nothing was compared."""
@@ -21,7 +21,7 @@ FIELDS: dict[Any, tuple[str, ...]] = {
     int: ("trial", "replays", "diverged_replays", "retries", "requeues"),
     (int, float): ("started", "seconds", "step_ms", "plain_step_ms"),
     list: ("plain_ms", "ranks", "diverged_ranks", "error_ranks", "log_tail", "notes", "nodes"),
-    dict: ("effects", "first", "files", "differs", "loss"),
+    dict: ("effects", "first", "files", "hashes", "differs", "loss"),
     str: ("error", "log"),
 }
 
@@ -49,10 +49,11 @@ def merge(
         streams, notes = _read_needed(trial, ranks, spec)
         files = {trial.records(rank).name: trial.records(rank).stat().st_size for rank in range(world_size)}
         files |= {trial.rank_result(rank).name: trial.rank_result(rank).stat().st_size for rank in range(world_size)}
+        hashes = {trial.records(rank).name: file_hash(trial.records(rank)) for rank in range(world_size)}
     except FileError as error:
         return {**base, "verdict": "error", "error": str(error), "error_ranks": [], "log": "", "log_tail": []}
     judged = judge(spec["config"], ranks, streams, notes)
-    return {**base, **_verdict(judged, clean=modes.clean_verdict(spec["config"])), "files": files}
+    return {**base, **verdict_of(judged, clean=modes.clean_verdict(spec["config"])), "files": files, "hashes": hashes}
 
 
 def refused(spec: Mapping[str, Any], absent: Sequence[str]) -> dict[str, Any]:
@@ -166,7 +167,8 @@ def _checked_streams(trial: TrialPaths, rank: int, spec: Mapping[str, Any]) -> S
     return {(stream.step, stream.run): stream for stream in streams}
 
 
-def _verdict(judged: Judged, *, clean: str) -> dict[str, Any]:
+def verdict_of(judged: Judged, *, clean: str) -> dict[str, Any]:
+    """What a judgement makes of a trial; `clean`: its verdict where nothing differed. Times of no rank are None."""
     ranks = judged.ranks
     lost = [f"rank {rank['rank']}: {line}" for rank in ranks for line in rank["lost"]]
     diverged = [rank["rank"] for rank in ranks if rank["divergences"]]
@@ -174,6 +176,9 @@ def _verdict(judged: Judged, *, clean: str) -> dict[str, Any]:
     for rank in ranks:
         differs.update(rank["differs"])
     firsts = [divergence for rank in ranks for divergence in rank["divergences"]]
+    timed = [rank for rank in ranks if rank["step_ms"] is not None]
+    untimed: dict[str, Any] = {"plain_ms": [], "plain_step_ms": None}
+    slowest = max(timed, key=lambda rank: float(rank["plain_step_ms"]), default=untimed)
     return {
         "verdict": "invalid" if lost else "diverged" if diverged else clean,
         "error": "not in force: " + "; ".join(lost) if lost else None,
@@ -186,9 +191,9 @@ def _verdict(judged: Judged, *, clean: str) -> dict[str, Any]:
         "notes": [*judged.notes, *_recordings(ranks), *_appeared(ranks)],
         "effects": merged([rank["effects"] for rank in ranks]),
         "ranks": ranks,
-        "step_ms": max(rank["step_ms"] for rank in ranks),
-        "plain_ms": max(ranks, key=lambda rank: rank["plain_step_ms"])["plain_ms"],
-        "plain_step_ms": max(rank["plain_step_ms"] for rank in ranks),
+        "step_ms": max((rank["step_ms"] for rank in timed), default=None),
+        "plain_ms": slowest["plain_ms"],
+        "plain_step_ms": slowest["plain_step_ms"],
     }
 
 

@@ -164,6 +164,7 @@ def write_rank(
         "appeared": dict(appeared or {}),
     }
     write_json(trial.rank_result(rank), own)
+    write_json(trial.environment(rank), {"schema": SCHEMA, "rank": rank, "torch": "2.13.0"})
 
 
 def with_evidence(statuses: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, dict[str, str]]]:
@@ -240,6 +241,7 @@ def write_recorded(
         clean = modes.clean_verdict(cell.config)
         said = {**rank_result(rank, streams, [], clean=clean), **_measured(3.0, 2.0), **also}
         write_json(trial.rank_result(rank), said)
+        write_json(trial.environment(rank), {"schema": SCHEMA, "rank": rank, "torch": "2.13.0"})
     return _merged(trial, spec)
 
 

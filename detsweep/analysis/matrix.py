@@ -11,10 +11,11 @@ from detsweep.analysis.cells import has_key
 from detsweep.analysis.control import judge
 from detsweep.analysis.costs import cost_words
 from detsweep.analysis.frames import Sweep
+from detsweep.analysis.marks import shown_as
 from detsweep.analysis.verdicts import FAILED, VALID, worst
 from detsweep.analysis.words import counted, describe_first, describe_place, listed, missing
 from detsweep.baselines import value_of
-from detsweep.bounds import upper_bound
+from detsweep.bounds import rate_below, upper_bound
 from detsweep.crosstrial import RAN
 
 MATRIX_COLUMNS = (
@@ -22,6 +23,10 @@ MATRIX_COLUMNS = (
     "cause", "closer_look", "loss", "ranks", "baseline", "differs_from_baseline", "baseline_loss", "plain_step_ms",
     "step_ms", "retries", "error", "log_tail",
 )  # fmt: skip
+
+
+_DERIVED = ("shown_as", "rate", "bound", "cost", "first")
+"""Values of a field that are no column of the trials."""
 
 
 def cell_table(sweep: Sweep) -> pd.DataFrame:
@@ -62,23 +67,25 @@ def pivot(
     """Any column of the trials as a table of axes against axes; no row is dropped because a key is missing.
 
     `rows` and `columns` default to the axes that vary, the last of them across. `verdict` shows the worst verdict of
-    the trials that meet in a field, `rate` is "diverged/valid", numbers are medians, other values are joined. Any key
-    of the configuration is a column here, whether or not it varies.
+    the trials that meet in a field, `shown_as` the same or `inert`, `rate` is "diverged/valid" trials, `replays` the
+    same of replays, `bound` the rate per replay below which it lies with 95% confidence, `cost` the ratio of step
+    times, `first` the first divergence in words; numbers are medians, other values are joined. Any key of the
+    configuration is a column here, whether or not it varies.
     Raises KeyError, listing what there is, for a name that is neither.
     """
     along = _names(rows) if rows is not None else list(sweep.axes[:-1] or sweep.axes)
     across = _names(columns) if columns is not None else list(sweep.axes[-1:] if len(sweep.axes) > 1 else ())
     trials = sweep.trials.copy()
     for name in (*along, *across, value):
-        if name not in trials and name != "rate":
+        if name not in trials and name not in _DERIVED:
             trials[name] = _constant(sweep, name)
     keys = [*along, *across]
     if not keys:
-        single: pd.DataFrame = pd.DataFrame({value: [_field(trials, value)]})
+        single: pd.DataFrame = pd.DataFrame({value: [_field(trials, value, sweep)]})
         return single
     # A group of one key is named by a plain value, of several by a tuple; by dropna=False no missing key drops a row.
     fields = {
-        key if isinstance(key, tuple) else (key,): _field(group, value)
+        key if isinstance(key, tuple) else (key,): _field(group, value, sweep)
         for key, group in trials.groupby(keys, sort=False, dropna=False, observed=True)
     }
     # Not by unstack: without sorting, pandas before 3 puts values into the wrong fields where the grid has holes.
@@ -107,11 +114,13 @@ def _cell_row(sweep: Sweep, group: pd.DataFrame) -> dict[str, Any]:
     diverged = group[group["first_site"].notna()]
     failed = group[group["error"].notna()]
     error, log_tail = failed.iloc[0][["error", "log_tail"]] if len(failed) else ("", "")
-    row: dict[str, Any] = {name: group[name].iloc[0] for name in ("cell", "slug", "fault", "mitigation", *sweep.axes)}
+    first = {name: group[name].iloc[0] for name in ("cell", "slug", "fault", "mitigation", *sweep.axes)}
+    # A cell that cannot be read has no value on any axis.
+    row: dict[str, Any] = {name: "" if missing(value) else value for name, value in first.items()}
     return {
         **row,
         "verdict": worst(verdicts),
-        "effect": ", ".join(dict.fromkeys(effect for effect in group["effect"] if isinstance(effect, str) and effect)),
+        "effect": _effects(group),
         "cost": _cost(sweep, row["cell"]),
         "diverged": f"{verdicts.count('diverged')}/{valid}",
         "errors": sum(verdict in FAILED for verdict in verdicts),
@@ -129,6 +138,10 @@ def _cell_row(sweep: Sweep, group: pd.DataFrame) -> dict[str, Any]:
         "error": str(error),
         "log_tail": "" if missing(log_tail) else str(log_tail),
     }
+
+
+def _effects(group: pd.DataFrame) -> str:
+    return ", ".join(dict.fromkeys(effect for effect in group["effect"] if isinstance(effect, str) and effect))
 
 
 def _firsts(diverged: pd.DataFrame) -> str:
@@ -187,11 +200,18 @@ def _label(sweep: Sweep, cell: str) -> str:
     return " ".join(f"{key}={value_of(config, key, overrides)}" for key in axes) or cell
 
 
-def _field(group: pd.DataFrame, value: str) -> Any:
+def _field(group: pd.DataFrame, value: str, sweep: Sweep) -> Any:
     verdicts = [str(verdict) for verdict in group["verdict"]]
+    counted = group[group["verdict"].isin(VALID)]
+    compared, diverged = int(counted["replays"].sum()), int(counted["diverged_replays"].sum())
     special: dict[str, Callable[[], Any]] = {
         "verdict": lambda: worst(verdicts),
-        "rate": lambda: f"{verdicts.count('diverged')}/{sum(verdict in VALID for verdict in verdicts)}",
+        "shown_as": lambda: shown_as({"verdict": worst(verdicts), "effect": _effects(group)}),
+        "rate": lambda: f"{verdicts.count('diverged')}/{len(counted)}",
+        "replays": lambda: f"{diverged}/{compared}",
+        "bound": lambda: rate_below(diverged, compared) if compared else None,
+        "cost": sweep.costs[sweep.costs["cell"].isin(set(group["cell"]))]["ratio"].median,
+        "first": lambda: _firsts(group[group["first_site"].notna()]),
     }
     if value in special:
         return special[value]()
@@ -204,7 +224,7 @@ def _constant(sweep: Sweep, key: str) -> list[Any]:
     """A key's value in each trial's cell."""
     values = [value_of(sweep.configs[cell], key) if cell in sweep.configs else "" for cell in sweep.trials["cell"]]
     if not any(has_key(config, key) for config in sweep.configs.values()):
-        columns = ", ".join(map(str, [*sweep.trials.columns, "rate"]))
+        columns = ", ".join(map(str, [*sweep.trials.columns, *_DERIVED]))
         raise KeyError(f"no column and no configuration key {key!r}; columns: {columns}")
     return values
 

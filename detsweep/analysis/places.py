@@ -10,8 +10,8 @@ import xxhash
 
 from detsweep.analysis.cells import world_size
 from detsweep.analysis.hardware import Hardware, hardware
-from detsweep.analysis.rows import NO_VERDICT, Cell, Trials
-from detsweep.analysis.verdicts import worst
+from detsweep.analysis.rows import Cell, Trials
+from detsweep.analysis.verdicts import NO_VERDICT, worst
 from detsweep.crosstrial import cross_compare, streams_of
 from detsweep.paths import FileError, TrialPaths
 

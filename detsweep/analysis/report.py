@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from detsweep.analysis.frames import Sweep
 
 CHECKED_AT_ONCE = 100_000_000
+PROBLEMS_SHOWN = 8
 
 
 def write_report(sweep: Sweep) -> None:
@@ -66,7 +67,7 @@ def print_report(sweep: Sweep, console: Console | None = None) -> None:
     if not sweep.fleet.empty:
         console.print()
         _print_table(console, fleet_view(sweep))
-    for line in [*campaign_lines(sweep), *failures(sweep, Path.cwd()), *summary(sweep)]:
+    for line in [*campaign_lines(sweep), *failures(sweep, Path.cwd()), *summary(sweep), *problem_lines(sweep)]:
         console.print(escape(line), soft_wrap=True)
 
 
@@ -88,6 +89,8 @@ def markdown(sweep: Sweep, table: pd.DataFrame) -> Iterator[str]:
         yield from ("```", *table_of_faults, "```", "")
     yield from (f"- {line}" for line in summary(sweep) if line)
     yield from ("", "## Reproducibility checklist", "", *(f"- {line}" for line in _checklist(sweep)))
+    if unread := list(problem_lines(sweep)):
+        yield from ("", "## Files", "", *(f"- {line}" for line in unread))
     failed = list(failures(sweep, sweep.folder))
     if failed:
         yield from ("", "## Failures", "", "```", *failed, "```")
@@ -101,9 +104,25 @@ def _markdown_table(shown: pd.DataFrame) -> Iterator[str]:
     yield ""
 
 
+def problem_lines(sweep: Sweep) -> Iterator[str]:
+    """A line for each file that is missing, torn, changed or not detsweep's, and for what was not looked at."""
+    large = _bytes_of_records(sweep) > CHECKED_AT_ONCE
+    found = list(sweep.checked(records=not large).itertuples())
+    yield from (f"{one.file} {one.problem}" for one in found[:PROBLEMS_SHOWN])
+    if len(found) > PROBLEMS_SHOWN:
+        yield f"{len(found) - PROBLEMS_SHOWN} more files of this kind: .problems"
+    if large:
+        size = _bytes_of_records(sweep) / 1e6
+        yield f"{size:.0f} MB of records were not read to see whether they are whole: see .problems"
+
+
+def _bytes_of_records(sweep: Sweep) -> int:
+    return sum(path.stat().st_size for path in sweep.folder.glob("cells/*/trial*/rank*.jsonl"))
+
+
 def _checklist(sweep: Sweep) -> Iterator[str]:
     """The checklist, which reads every record: of a large sweep it is left to its own command."""
-    records = sum(path.stat().st_size for path in sweep.folder.glob("cells/*/trial*/rank*.jsonl"))
+    records = _bytes_of_records(sweep)
     if records > CHECKED_AT_ONCE:
         yield f"python -m detsweep.analysis checklist {sweep.folder.name} (not here: {records / 1e6:.0f} MB of records)"
     else:

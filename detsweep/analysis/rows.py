@@ -8,39 +8,40 @@ from typing import Any
 
 from detsweep import results
 from detsweep.analysis.cells import Broken
+from detsweep.analysis.columns import DIVERGENCES, EFFECTS, TRIALS
 from detsweep.analysis.injected import clean, injections
+from detsweep.analysis.recount import recounted
+from detsweep.analysis.verdicts import NO_VERDICT
 from detsweep.baselines import value_of
 from detsweep.crosstrial import COMPARABLE, settled
-from detsweep.mitigations import EFFECTS
+from detsweep.mitigations import EFFECTS as STATUSES
 from detsweep.paths import CellPaths, TrialPaths
 
-NO_VERDICT = "none"
-TRIAL_COLUMNS = (
-    "cell", "slug", "trial", "verdict", "mitigation", "effect", "fault", "mode", "diverged_ranks", "first_site",
-    "first_block", "first_name", "first_phase", "first_kind", "first_step", "first_run", "first_reference",
-    "first_ranks", "first_nodes", "cause", "closer", "loss", "replays", "diverged_replays", "clean_comparisons",
-    "false_alarms", "error", "error_ranks", "notes", "log", "log_tail", "step_ms", "plain_step_ms", "seconds", "nodes",
-    "retries", "requeues", "folder",
-)  # fmt: skip
-DIVERGENCE_COLUMNS = (
-    "cell", "trial", "rank", "step", "run", "reference", "seq", "site", "block", "name", "phase", "kind", "cause",
-    "origin", "closer", "level", "fault", "node",
-)  # fmt: skip
-EFFECT_COLUMNS = ("cell", "trial", "mitigation", "setting", "status", "evidence")
+TRIAL_COLUMNS = tuple(column.name for column in TRIALS)
+DIVERGENCE_COLUMNS = tuple(column.name for column in DIVERGENCES)
+EFFECT_COLUMNS = tuple(column.name for column in EFFECTS)
 
 Cell = Mapping[str, Any]
 Trials = dict[int, tuple[TrialPaths, Mapping[str, Any]]]
 
 
-def read_trials(paths: CellPaths, cell: Cell) -> Trials:
-    """Every trial that a cell asks for or has, with its result; of mode `relaunch` as launches compare."""
+def read_trials(paths: CellPaths, cell: Cell, *, recount: bool = False) -> Trials:
+    """Every trial that a cell asks for or has, with its result; of mode `relaunch` as launches compare.
+
+    `recount`: the results are made anew from the records.
+    """
     numbers = {number for number, _ in paths.trials()} | set(range(cell["config"]["trials"]))
     found = {
-        number: (paths.trial(number), results.read_result(paths.trial(number)) or {"verdict": NO_VERDICT})
+        number: (paths.trial(number), _result(paths.trial(number), cell, recount=recount) or {"verdict": NO_VERDICT})
         for number in sorted(numbers)
     }
     judged = settled(found, cell["config"])
     return {number: (folder, judged[number]) for number, (folder, _) in found.items()}
+
+
+def _result(trial: TrialPaths, cell: Cell, *, recount: bool) -> Mapping[str, Any] | None:
+    stored = results.read_result(trial)
+    return recounted(trial, cell["config"], stored) if recount else stored
 
 
 def described(cell: Cell, axes: tuple[str, ...]) -> dict[str, Any]:
@@ -96,7 +97,17 @@ def effect_words(result: Mapping[str, Any]) -> str:
     if len(statuses) == 1:
         return str(statuses[0])
     counts = Counter(statuses)
-    return ", ".join(f"{counts[status]} {status}" for status in EFFECTS if counts[status])
+    return ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
+
+
+def timing_rows(cell: Cell, number: int, result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A row for each step that a rank timed unobserved, and one for the median of those that were observed."""
+    for rank in result.get("ranks") or ():
+        own = {"cell": cell["id"], "trial": number, "rank": rank["rank"]}
+        for place, milliseconds in enumerate(rank.get("plain_ms") or ()):
+            yield {**own, "observed": False, "number": place, "ms": milliseconds}
+        if rank.get("step_ms") is not None:
+            yield {**own, "observed": True, "number": None, "ms": rank["step_ms"]}
 
 
 def effect_rows(cell: Cell, number: int, result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from detsweep import results
+
+NO_VERDICT = "none"
+ALL = (*results.VERDICTS, NO_VERDICT)
+"""In the order in which tables sort them; `none`: a trial that has not been reached."""
 VALID = ("pass", "diverged")
 """Verdicts that say something about repeating; the others are counted, but not in the rate."""
 FAILED = ("error", "timeout", "invalid")

@@ -9,6 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
+_CHUNK = 1 << 22
+
 
 class FileError(Exception):
     """A file that is missing, half-written or not ours; the message names it."""
@@ -52,3 +56,15 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(payload, dict):
         raise FileError(f"{path} holds {type(payload).__name__}, not a JSON object")
     return payload
+
+
+def file_hash(path: Path) -> str:
+    """xxh3_128 of a file's bytes, in 32 hex digits. Raises FileError where it cannot be read."""
+    state = xxhash.xxh3_128()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                state.update(chunk)
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}") from None
+    return state.hexdigest()

@@ -147,3 +147,18 @@ class SweepPaths:
 
     def all_cells(self) -> list[CellPaths]:
         return [CellPaths(path) for path in sorted((self.folder / "cells").glob("*")) if path.is_dir()]
+
+
+@dataclass(frozen=True)
+class FramesPaths:
+    """The files in which a sweep's frames are kept."""
+
+    folder: Path
+
+    @property
+    def content(self) -> Path:
+        """What is no table: axes, configurations, commands."""
+        return self.folder / "frames.json"
+
+    def frame(self, name: str) -> Path:
+        return self.folder / f"{name}.parquet"

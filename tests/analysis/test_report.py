@@ -436,7 +436,10 @@ def test_the_command_refuses_a_folder_without_a_sweep_in_one_line(tmp_path: Path
     command = [sys.executable, "-m", "detsweep.analysis", str(tmp_path / "nothing")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"detsweep: {tmp_path / 'nothing'}: no sweep here (no cells/*/cell.json)\n"
+    assert (
+        done.stderr
+        == f"detsweep: {tmp_path / 'nothing'}: no sweep here (no cells/*/cell.json), and no captures (no rank*.jsonl)\n"
+    )
 
 
 # --- every column ----------------------------------------------------------------------------------------------------
