@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
 
@@ -42,14 +41,12 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="everything as one JSON object")
     asked = parser.parse_args()
     try:
-        with ExitStack() as stack:
-            sides = [stack.enter_context(opened(Path(path))) for path in (asked.a, asked.b)]
-            compared = compare_sides(sides[0], sides[1])
-            print(json.dumps(content(compared), indent=1) if asked.json else "\n".join(lines(compared)))
-            return compared.exit_code
+        compared = compare_sides(opened(Path(asked.a)), opened(Path(asked.b)))
     except (FileError, NotComparableError) as error:
         print(f"detsweep: {error}", file=sys.stderr)
         return WRONG
+    print(json.dumps(content(compared), indent=1) if asked.json else "\n".join(lines(compared)))
+    return compared.exit_code
 
 
 if __name__ == "__main__":

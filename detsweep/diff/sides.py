@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -104,26 +103,22 @@ class NotComparableError(Exception):
     """What the user named is nothing that can be compared; the message names it and says what can be."""
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[Side]:
-    """The side that a path is; a bundle's while it is unpacked.
+def opened(path: Path) -> Side:
+    """The side that a path is; a bundle is unpacked for as long as this process lives.
 
     Raises NotComparableError where it is none, FileError where the one file that it is cannot be read.
     """
     if path.is_dir():
-        yield _folder(path, str(path))
-    elif path.name.endswith(BUNDLES) and path.is_file():
+        return _folder(path, str(path))
+    if not path.is_file():
+        raise NotComparableError(f"{path}: no such folder or file")
+    if path.name.endswith(BUNDLES):
         from detsweep import bundling
 
-        unpacked: AbstractContextManager[Path] = bundling.opened(path)
-        with unpacked as folder:
-            yield _folder(folder, str(path))
-    elif path.is_file():
-        from detsweep.golden import golden_side
+        return _folder(bundling.opened(path), str(path))
+    from detsweep.golden import golden_side
 
-        yield golden_side(path)
-    else:
-        raise NotComparableError(f"{path}: no such folder or file")
+    return golden_side(path)
 
 
 def _folder(folder: Path, name: str) -> Side:

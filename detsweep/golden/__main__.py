@@ -66,8 +66,7 @@ def _parser() -> Parser:
 
 
 def _save(folder: Path, file: Path) -> int:
-    with opened(folder) as side:
-        cells, left_out = golden_cells(side)
+    cells, left_out = golden_cells(opened(folder))
     try:
         write_golden(file, cells)
     except OSError as error:
@@ -85,12 +84,8 @@ def _check(file: Path, folder: Path, *, as_json: bool) -> int:
     if not file.is_file():
         raise NotComparableError(f"{file}: no such golden file")
     golden = golden_side(file)
-    with opened(folder) as side:
-        checked = check(golden, side)
-        if as_json:
-            print(json.dumps(_content(checked), indent=1))
-        else:
-            print("\n".join(_lines(checked)))
+    checked = check(golden, opened(folder))
+    print(json.dumps(_content(checked), indent=1) if as_json else "\n".join(_lines(checked)))
     return checked.exit_code
 
 
