@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from detsweep import __version__, environment, hydra_errors, schema, search, sweeper
+from detsweep import __version__, environment, hydra_errors, schema, search, sweeper, trackers
 from detsweep.capture import SCHEMA
 from detsweep.composing import Point, point_of
 from detsweep.dispatch import ClusterError, FolderBusyError, dry_run, run_trials
@@ -97,6 +97,8 @@ def _plan(arguments: list[str]) -> tuple[Plan, list[Path]] | None:
     plan = make_plan(resolved, folders)
     if plan.problems:
         raise ConfigurationError("\n".join(plan.problems))
+    if line := trackers.problem(str(plan.options["log"])):
+        raise ConfigurationError(line)
     return plan, folders
 
 
@@ -220,9 +222,20 @@ def _run(plan: Plan, sweep: SweepPaths, arguments: list[str], task: search.Task 
         print(f"{len(others)} of these cells are from earlier commands on this folder")
     print(f"\nresults: {sweep.folder}")
     if completed:
-        return exit_code(result)
+        code = exit_code(result)
+        _log(str(plan.options["log"]), sweep)
+        return code
     print(f"to go on: {_again(plan, arguments)}")
     return INTERRUPTED
+
+
+def _log(tracker: str, sweep: SweepPaths) -> None:
+    """Tell a tracker what came out; that it could not be told is said, and changes nothing."""
+    if tracker == "none":
+        return
+    sys.stdout.flush()
+    if line := trackers.log_sweep(tracker, sweep.folder):
+        print(f"detsweep: note: {line}", file=sys.stderr)
 
 
 def again(arguments: Sequence[str], folder: str, replaced: tuple[str, ...]) -> list[str]:

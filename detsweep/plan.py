@@ -23,13 +23,13 @@ from detsweep.validate import lookup, problems
 # How a cell is launched, where it is kept and how its result is judged say nothing about what it computes.
 NOT_IDENTITY = (
     "launch", "folder", "dry_run", "trials", "mitigation_force", "positive_control", "against", "drill", "require",
-    "search", "fleet", "stop_after",
+    "search", "fleet", "stop_after", "log",
 )  # fmt: skip
 SWEEP_WIDE = (
     "folder", "dry_run", "trials", "mitigation_force", "positive_control", "against", "drill", "require", "search.name",
     "search.candidates", "search.axes", "search.confidence", "search.verify", "search.max_trials", "launch.name",
     "launch.max_parallel", "launch.timeout_min", "launch.fail_fast", "launch.rerun", "launch.retries", "launch.ask_s",
-    "launch.detach", "launch.requeue", "fleet", "stop_after.divergences", "stop_after.bound",
+    "launch.detach", "launch.requeue", "fleet", "stop_after.divergences", "stop_after.bound", "log",
 )  # fmt: skip
 
 

@@ -266,6 +266,7 @@ class Config:
     against: str | None = None
     drill: bool = False
     fleet: str = "none"
+    log: str = "none"
     folder: str = MISSING
     dry_run: bool = False
 

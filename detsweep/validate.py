@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 from omegaconf import MISSING
 
-from detsweep import consistency
+from detsweep import consistency, trackers
 from detsweep.capture import LEVELS
 from detsweep.injections import KINDS, SITES
 from detsweep.recording.calls import COMPRESSIONS, PAYLOADS
@@ -43,6 +43,7 @@ CHOICES = {
     "kernel_cache": ("cell", "trial", "shared"),
     "search.name": ("none", "minimal", "culprit"),
     "fleet": ("none", "nodes", "gpus"),
+    "log": ("none", *trackers.NAMES),
     "launch.name": ("local", "slurm"),
     "launch.rerun": ("errors", "none", "all"),
 }

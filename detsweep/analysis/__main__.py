@@ -1,7 +1,8 @@
 """`python -m detsweep.analysis <folder>`: print the matrix of a sweep, finished or not, and write it there.
 
-`python -m detsweep.analysis checklist <folder>` prints the reproducibility checklist of a sweep, `... needed --bound 0.01`
-how many replays without a divergence it takes to say that.
+`python -m detsweep.analysis checklist <folder>` prints the reproducibility checklist of a sweep, `... needed --bound
+0.01` how many replays without a divergence it takes to say that, and `... log <tracker> <folder>` sends its verdicts
+and metrics to mlflow, wandb or tensorboard.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from detsweep.bounds import CONFIDENCE
 from detsweep.output import tolerate_broken_output
 
 PROGRAM = "python -m detsweep.analysis"
-CHECKLIST, NEEDED = "checklist", "needed"
+CHECKLIST, NEEDED, LOG = "checklist", "needed", "log"
+NOT_LOGGED = 3
 
 
 class Parser(argparse.ArgumentParser):
@@ -38,7 +40,7 @@ def main() -> int:
     tolerate_broken_output()
     # By hand and not by a subparser, which would take the name of a folder for that of a command.
     asked = sys.argv[1:]
-    commands = {CHECKLIST: _checklist, NEEDED: _needed}
+    commands = {CHECKLIST: _checklist, NEEDED: _needed, LOG: _log}
     command, words = (commands[asked[0]], asked[1:]) if asked and asked[0] in commands else (_matrix, asked)
     try:
         return command(words)
@@ -52,7 +54,8 @@ def _matrix(words: Sequence[str]) -> int:
         prog=PROGRAM,
         description="The divergence matrix of a sweep",
         epilog=f"{PROGRAM} {CHECKLIST} FOLDER: its reproducibility checklist (a folder of that name: ./{CHECKLIST}); "
-        f"{PROGRAM} {NEEDED} --bound 0.01 [FOLDER]: how many clean replays a bound takes",
+        f"{PROGRAM} {NEEDED} --bound 0.01 [FOLDER]: how many clean replays a bound takes; "
+        f"{PROGRAM} {LOG} TRACKER FOLDER: its verdicts and metrics to mlflow, wandb or tensorboard",
     )
     sweep = load(_folder(parser, words))
     write_report(sweep)
@@ -87,6 +90,29 @@ def _share(text: str) -> float:
     if not 0 < value < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be a number above 0 and below 1")
     return value
+
+
+def _log(words: Sequence[str]) -> int:
+    """0 logged, 2 where there is no such tracker or no sweep, 3 where the tracker failed."""
+    from detsweep.analysis.tracking import TrackerError, send
+    from detsweep.trackers import NAMES
+
+    parser = Parser(prog=f"{PROGRAM} {LOG}", description="Send a sweep's verdicts and metrics to a tracker")
+    parser.add_argument("tracker", choices=NAMES)
+    parser.add_argument("folder", help="the sweep's folder")
+    asked = parser.parse_args(words)
+    sweep = load(asked.folder)
+    try:
+        print(f"log={asked.tracker}: {send(asked.tracker, sweep)}")
+    except TrackerError as error:
+        print(f"detsweep: {error}", file=sys.stderr)
+        return 2
+    except Exception as error:
+        # Whatever a tracker raises: it is not ours to know them all, and no result hangs on it.
+        words_of_it = str(error).strip().splitlines() or [""]
+        print(f"detsweep: log={asked.tracker}: {type(error).__name__}: {words_of_it[0]}", file=sys.stderr)
+        return NOT_LOGGED
+    return 0
 
 
 def _folder(parser: Parser, words: Sequence[str]) -> str:

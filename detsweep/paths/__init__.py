@@ -7,9 +7,9 @@ from detsweep.paths.sweeps import CellPaths, FramesPaths, SweepPaths, conf_dir
 from detsweep.paths.trials import TrialPaths
 
 __all__ = [
+    "ENDINGS",
     "BundlePaths",
     "CellPaths",
-    "ENDINGS",
     "FileError",
     "FramesPaths",
     "RankRecordingPaths",
