@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -32,8 +33,8 @@ _NOTHING = (
     "schema", "kind", "rank", "pid", "started_with", "effects", "appeared", "now", "not_known", "variables_unset",
 )  # fmt: skip
 _OF_A_PROCESS = ("MASTER_ADDR", "MASTER_PORT")
-# Not one of the files that each cell has of its own: where it is not the null device, somebody has set it.
-_NCCL_FILE = "NCCL_CONF_FILE"
+# Where a cell or a trial keeps what it compiles; any other path somebody has set.
+_OWN_CACHE = re.compile(r"/cells/[^/]+/(trial\d+/)?cache(/|$)")
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def facts(environment: Mapping[str, Any]) -> dict[tuple[str, str], str]:
         else:
             section = "torch" if key in _TORCH else "machine" if key in _MACHINE else "run"
             found |= {(section, name): one for name, one in _flat({key: value})}
-    return {place: value for place, value in found.items() if place not in _no_facts()}
+    return {place: value for place, value in found.items() if not _of_a_cell(*place, value)}
 
 
 def environment_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[EnvironmentDifference]:
@@ -82,11 +83,16 @@ def environment_differences(before: Mapping[str, Any], after: Mapping[str, Any])
     return [EnvironmentDifference(*place, ours.get(place), theirs.get(place)) for place in apart]
 
 
+def _of_a_cell(section: str, name: str, value: str) -> bool:
+    """Whether a variable is another in every process, or in every cell: a path of what that compiles and tunes."""
+    if section != "variables":
+        return False
+    return name in _OF_A_PROCESS or (name in _isolated() and _OWN_CACHE.search(value) is not None)
+
+
 @cache
-def _no_facts() -> frozenset[tuple[str, str]]:
-    """Variables that are another in every process, or in every cell: paths of what it compiles and tunes for itself."""
-    own = (name for name, variable in catalogue().items() if variable.use == "isolated" and name != _NCCL_FILE)
-    return frozenset(("variables", name) for name in (*_OF_A_PROCESS, *own))
+def _isolated() -> frozenset[str]:
+    return frozenset(name for name, variable in catalogue().items() if variable.use == "isolated")
 
 
 def _library(library: Any) -> Iterator[tuple[str, str]]:
