@@ -30,6 +30,17 @@ def lower_bound(seen: int, chances: int, confidence: float = CONFIDENCE) -> floa
     return low
 
 
+def interval(seen: int, chances: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """The exact (Clopper-Pearson) two-sided interval of a rate; 0 to 1 where there was no chance."""
+    # scipy.special and not scipy.stats, which takes a second longer to import.
+    from scipy.special import betaincinv
+
+    tail = (1 - confidence) / 2
+    low = 0.0 if seen == 0 else float(betaincinv(seen, chances - seen + 1, tail))
+    high = 1.0 if seen == chances else float(betaincinv(seen + 1, chances - seen, 1 - tail))
+    return low, high
+
+
 def clean_needed(rate: float, confidence: float = CONFIDENCE) -> int:
     """How many chances without an event say that its rate is not `rate`: (1-rate)^n <= 1-c."""
     if rate >= 1:

@@ -1,6 +1,7 @@
 """Where everything lies on disk: the one room that knows file names, and how a file is written and read whole."""
 
 from detsweep.paths.files import FileError, read_json, write_bytes, write_json, write_text
+from detsweep.paths.foreign import foreign
 from detsweep.paths.recordings import RankRecordingPaths, RecordingPaths
 from detsweep.paths.sweeps import CellPaths, SweepPaths, conf_dir
 from detsweep.paths.trials import TrialPaths
@@ -13,6 +14,7 @@ __all__ = [
     "SweepPaths",
     "TrialPaths",
     "conf_dir",
+    "foreign",
     "read_json",
     "write_bytes",
     "write_json",

@@ -1,0 +1,100 @@
+"""A cell beside its baseline: which that is, and how configuration and environment differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from detsweep.analysis.costs import without_mitigations
+from detsweep.analysis.page.model import Field, Grid
+from detsweep.analysis.words import missing
+from detsweep.environment import environment_differences
+from detsweep.paths import FileError, TrialPaths, read_json
+from detsweep.plan import NOT_IDENTITY
+
+if TYPE_CHECKING:
+    from detsweep.analysis.frames import Sweep
+
+SHOWN = 60
+LONGEST = 160
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The cell that another one is held against, and why that one."""
+
+    cell: str
+    why: str
+
+
+def baseline_of(sweep: Sweep, cell: str) -> Baseline | None:
+    """The cell that `against` names, else the same without mitigations, else the sweep's first; None for itself."""
+    named = sweep.baselines[sweep.baselines["cell"] == cell]
+    if not named.empty and not missing(named.iloc[0]["baseline"]):
+        return Baseline(str(named.iloc[0]["baseline"]), f"against={sweep.configs[cell]['against']}")
+    shown = [one for one in dict.fromkeys(map(str, sweep.trials["cell"])) if one in sweep.configs]
+    alike = without_mitigations(sweep.configs[cell])
+    for other in shown:
+        config = sweep.configs[other]
+        if other != cell and not _mitigated(config) and without_mitigations(config) == alike:
+            return Baseline(other, "the same cell without mitigations")
+    return Baseline(shown[0], "the sweep's first cell") if shown[0] != cell else None
+
+
+def _mitigated(config: Mapping[str, Any]) -> bool:
+    return bool(config["env"]) or any(one.get("env") or one.get("torch") for one in config["mitigation"].values())
+
+
+def configuration_grid(before: Mapping[str, Any], after: Mapping[str, Any]) -> Grid | None:
+    """The keys that tell two configurations apart, None where there is none; how a cell is launched tells nothing."""
+    ours, theirs = dict(_flat(before)), dict(_flat(after))
+    keys = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
+    rows = [(key, ours.get(key), theirs.get(key)) for key in keys]
+    if not rows:
+        return None
+    return _grid("Configuration: what differs from the baseline", ("key",), [((key,), a, b) for key, a, b in rows])
+
+
+def environment_grid(before: TrialPaths, after: TrialPaths) -> tuple[Grid | None, str]:
+    """How the environments of rank 0 of two trials differ, or a line that says that they do not, or cannot be read."""
+    try:
+        found = environment_differences(read_json(before.environment(0)), read_json(after.environment(0)))
+    except FileError as error:
+        return None, f"Environments cannot be compared: {error}"
+    if not found:
+        return None, "The environments of rank 0 are the same."
+    rows = [((one.section, one.name), one.before, one.after) for one in found]
+    return _grid("Environment of rank 0: what differs from the baseline", ("about", "name"), rows, heads=2), ""
+
+
+def _grid(
+    caption: str,
+    keys: tuple[str, ...],
+    rows: Sequence[tuple[tuple[str, ...], str | None, str | None]],
+    *,
+    heads: int = 1,
+) -> Grid:
+    shown = tuple(
+        (*(Field(name) for name in names), Field(_said(before)), Field(_said(after)))
+        for names, before, after in rows[:SHOWN]
+    )
+    note = f"{len(rows) - SHOWN} more are not shown." if len(rows) > SHOWN else ""
+    return Grid(caption, (*keys, "baseline", "this cell"), shown, heads=heads, note=note)
+
+
+def _said(value: str | None) -> str:
+    if value is None:
+        return "not there"
+    return value if len(value) <= LONGEST else f"{value[:LONGEST]}... ({len(value)} characters)"
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in config.items():
+        if not prefix and key in NOT_IDENTITY:
+            continue
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value, sort_keys=True)
