@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from detsweep.analysis.costs import without_mitigations
 from detsweep.analysis.page.model import Field, Grid
 from detsweep.analysis.words import missing
+from detsweep.baselines import value_of
 from detsweep.environment import environment_differences
 from detsweep.paths import FileError, TrialPaths, read_json
 from detsweep.plan import NOT_IDENTITY
@@ -49,7 +50,7 @@ def _mitigated(config: Mapping[str, Any]) -> bool:
 
 def configuration_grid(before: Mapping[str, Any], after: Mapping[str, Any]) -> Grid | None:
     """The keys that tell two configurations apart, None where there is none; how a cell is launched tells nothing."""
-    ours, theirs = dict(_flat(before)), dict(_flat(after))
+    ours, theirs = dict(_told(before)), dict(_told(after))
     keys = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
     rows = [(key, ours.get(key), theirs.get(key)) for key in keys]
     if not rows:
@@ -90,10 +91,18 @@ def _said(value: str | None) -> str:
     return value if len(value) <= LONGEST else f"{value[:LONGEST]}... ({len(value)} characters)"
 
 
+def _told(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Every key with its value; of mitigations their names and what they set, not what is said about them."""
+    presets = config["mitigation"]
+    yield "mitigation", str(value_of(config, "mitigation"))
+    for name, preset in presets.items():
+        settings = {kind: preset.get(kind) or None for kind in ("env", "torch")}
+        yield from _flat({kind: one for kind, one in settings.items() if one}, f"mitigation.{name}.")
+    yield from _flat({key: value for key, value in config.items() if key not in (*NOT_IDENTITY, "mitigation")})
+
+
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for key, value in config.items():
-        if not prefix and key in NOT_IDENTITY:
-            continue
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{prefix}{key}.")
         else:

@@ -42,11 +42,11 @@ def detail(
     """
     trials = sweep.trials[sweep.trials["cell"] == cell]
     kind = shown_as(row)
-    parts = tuple(_parts(sweep, cell, trials, read=cell in records))
+    parts = tuple(_parts(sweep, cell, trials, row, read=cell in records))
     return Detail(names[1], names[0], MARKS[kind], style_of(kind), label_of(sweep, cell), kind not in PASSING, parts)
 
 
-def _parts(sweep: Sweep, cell: str, trials: pd.DataFrame, *, read: bool) -> Iterator[Part]:
+def _parts(sweep: Sweep, cell: str, trials: pd.DataFrame, row: Mapping[Any, Any], *, read: bool) -> Iterator[Part]:
     yield from _divergence(sweep, cell, trials, read=read)
     yield from _failures(sweep, trials)
     yield _statistics(sweep, cell, trials)
@@ -54,7 +54,7 @@ def _parts(sweep: Sweep, cell: str, trials: pd.DataFrame, *, read: bool) -> Iter
     yield from _effects(sweep, cell)
     yield from _faults(sweep, cell)
     if cell in sweep.configs:
-        yield from _baseline(sweep, cell)
+        yield from _baseline(sweep, cell, str(row.get("differs_from_baseline") or ""))
         yield Part("Run it again", command=command_of(sweep, cell))
     yield Part("Where it lies", (_folder(sweep, trials),))
 
@@ -116,7 +116,9 @@ def _statistics(sweep: Sweep, cell: str, trials: pd.DataFrame) -> Part:
         ("diverged replays", _rate_words(of_replays.counted, of_replays.share, of_replays.interval)),
     ]
     if replays and not int(valid["diverged_replays"].sum()):
-        rows.append(("bound", f"none of {replays} replays diverged: below {upper_bound(replays):.1%} at 95%"))
+        rows.append(
+            ("bound", f"none of {counted(replays, 'replay')} diverged: below {upper_bound(replays):.1%} at 95%")
+        )
     for column, name in (("plain_step_ms", "a step, unobserved"), ("step_ms", "a step, observed")):
         if trials[column].notna().any():
             rows.append((name, f"{trials[column].median():.1f} ms (median of trials)"))
@@ -192,7 +194,7 @@ def _faults(sweep: Sweep, cell: str) -> Iterator[Part]:
     yield Part("Faults that were put in", (line,), (grid,))
 
 
-def _baseline(sweep: Sweep, cell: str) -> Iterator[Part]:
+def _baseline(sweep: Sweep, cell: str, differs: str) -> Iterator[Part]:
     found = beside.baseline_of(sweep, cell)
     if found is None:
         yield Part("Beside the baseline", ("This is the sweep's first cell, which the others are held against.",))
@@ -203,6 +205,7 @@ def _baseline(sweep: Sweep, cell: str) -> Iterator[Part]:
     before, after = _first_folder(sweep, found.cell), _first_folder(sweep, cell)
     environment, said = beside.environment_grid(before, after)
     lines += [said] if said else []
+    lines += [f"Its records beside those of the baseline: {differs}."] if differs else []
     yield Part("Beside the baseline", tuple(lines), tuple(grid for grid in (*grids, environment) if grid is not None))
 
 

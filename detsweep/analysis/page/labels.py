@@ -11,6 +11,9 @@ from detsweep.baselines import value_of
 if TYPE_CHECKING:
     from detsweep.analysis.frames import Sweep
 
+NOTHING = "(none)"
+"""A value that a cell does not have: where it has no fault, nothing of it has one."""
+
 
 def label_of(sweep: Sweep, cell: str) -> str:
     """What tells a cell from the others, in the words of the command line; of a sweep of one cell all that was said.

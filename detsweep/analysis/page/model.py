@@ -106,7 +106,7 @@ class Matrix:
     """The matrix: its columns and rows, and what it can be filtered by."""
 
     caption: str
-    columns: tuple[str, ...]
+    columns: tuple[Field, ...]
     rows: tuple[Row, ...]
     heads: int
     verdicts: tuple[Choice, ...]

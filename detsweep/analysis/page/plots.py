@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from detsweep.analysis.costs import SLOWER, cost_words
-from detsweep.analysis.page.labels import label_of, text_of
+from detsweep.analysis.page.labels import NOTHING, label_of, text_of
 from detsweep.analysis.page.model import AxisRates, Bar, CostBar, CostPlot, Rate
 from detsweep.analysis.verdicts import VALID
 from detsweep.analysis.words import counted
@@ -79,7 +79,7 @@ def _of_axis(sweep: Sweep, axis: str) -> AxisRates | None:
     if not 1 < len(values) <= MOST_VALUES:
         return None
     groups = ((value, trials[trials[axis].map(text_of) == value]) for value in values)
-    return AxisRates(axis, tuple((value or "(none)", *_rates(group)) for value, group in groups), note)
+    return AxisRates(axis, tuple((value or NOTHING, *_rates(group)) for value, group in groups), note)
 
 
 def _rates(group: pd.DataFrame) -> tuple[Rate, Rate]:

@@ -14,7 +14,7 @@ from detsweep.analysis.control import campaign
 from detsweep.analysis.findings import campaign_lines
 from detsweep.analysis.fleetreport import fleet_table
 from detsweep.analysis.marks import MARKS, mark, shown_as
-from detsweep.analysis.page.labels import label_of, text_of
+from detsweep.analysis.page.labels import NOTHING, label_of, text_of
 from detsweep.analysis.page.model import STYLES, Axis, Choice, Field, Grid, Matrix, Pivot, Point, Row
 from detsweep.analysis.report import readable
 from detsweep.analysis.widths import HEADERS
@@ -57,16 +57,20 @@ def matrix(sweep: Sweep, table: pd.DataFrame, names: Mapping[str, tuple[str, str
         )
         axes = tuple(text_of(table[axis].iloc[number]) for axis in sweep.axes)
         rows.append(Row(row, kind, axes, fields))
+    titles = tuple(Field(column, "number" if _numeric(originals[column]) else "") for column in shown)
     counts = Counter(kinds)
     verdicts = tuple(Choice(kind, MARKS[kind], counts[kind]) for kind in MARKS if counts[kind])
-    return Matrix("One row for each cell", tuple(shown), tuple(rows), heads, verdicts, _axes(sweep, table))
+    return Matrix("One row for each cell", titles, tuple(rows), heads, verdicts, _axes(sweep, table))
 
 
 def _field(text: str, order: int | None, column: str, kind: str, *, link: tuple[str, str]) -> Field:
     if column == "verdict":
         return Field(text, f"mark {style_of(kind)}", order, *link)
-    number = column.endswith("_ms") or column in ("errors", "upper_bound", *_COUNTS)
-    return Field(text, "number" if number else "long" if len(text) > LONG else "", order)
+    return Field(text, "number" if _numeric(column) else "long" if len(text) > LONG else "", order)
+
+
+def _numeric(column: str) -> bool:
+    return column.endswith("_ms") or column in ("errors", "upper_bound", *_COUNTS)
 
 
 def style_of(kind: str) -> str:
@@ -107,7 +111,7 @@ def _axes(sweep: Sweep, table: pd.DataFrame) -> tuple[Axis, ...]:
     found = []
     for axis in sweep.axes:
         counts = Counter(map(text_of, table[axis]))
-        found.append(Axis(axis, tuple(Choice(value, value or "(none)", count) for value, count in counts.items())))
+        found.append(Axis(axis, tuple(Choice(value, value or NOTHING, count) for value, count in counts.items())))
     return tuple(found)
 
 
@@ -119,7 +123,7 @@ def pivot(sweep: Sweep, table: pd.DataFrame, names: Mapping[str, tuple[str, str]
     cells, records = cells_of(sweep), table.to_dict("records")
     points = tuple(
         Point(
-            tuple(text_of(row[axis]) for axis in axes),
+            tuple(text_of(row[axis]) or NOTHING for axis in axes),
             mark(row),
             style_of(shown_as(row)),
             f"#{names[cell][1]}",
