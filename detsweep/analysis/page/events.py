@@ -27,14 +27,10 @@ def events(
     begin, end = max(0, place - BEFORE), place + AFTER + 1
     ours, theirs = list(keyed(reference))[begin:end], list(keyed(stream))[begin:end]
     aligned = list(_aligned(ours, theirs))
-    starts = [_is(first, before, after) for before, after in aligned]
-    rows = tuple(
-        _row(before, after, reference, stream, first=start)
-        for (before, after), start in zip(aligned, starts, strict=True)
-    )
-    styles = tuple(
-        f"{_mark(before, after)[1]}{' first' * start}" for (before, after), start in zip(aligned, starts, strict=True)
-    )
+    # What is only in another place has two rows, and the first of them is where the streams part.
+    begins = next((row for row, pair in enumerate(aligned) if _is(first, *pair)), None)
+    rows = tuple(_row(*pair, reference, stream, first=row == begins) for row, pair in enumerate(aligned))
+    styles = tuple(f"{_mark(*pair)[1]}{' first' * (row == begins)}" for row, pair in enumerate(aligned))
     total = max(len(reference.records), len(stream.records))
     long = max((record.hexadecimal(stream.checksum) for record in stream.records[:1]), key=len, default="")
     cut = f", digests cut to {DIGITS} of {len(long)} digits" if len(long) > DIGITS else ""
