@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
 from pathlib import Path
 
 from detsweep import Sweep, load
+from detsweep.capture import Record
 from detsweep.paths import SweepPaths, TrialPaths, write_json
 from detsweep.plan import Cell
 from detsweep.results import unsupported
-from tests.support import BLOCK_0_POST, BLOCK_1_POST, plan_of, trial_of, write_cells, write_failure, write_trial
+from tests.support import (
+    BLOCK_0_POST,
+    BLOCK_1_POST,
+    plan_of,
+    record,
+    trial_of,
+    write_cells,
+    write_failure,
+    write_recorded,
+    write_trial,
+)
 
 HOSTILE = "<script>alert('x')</script> & \"quotes\""
 EVERY = ("pass", "diverged", "error", "timeout", "invalid", "unsupported", "none", "inert")
@@ -56,13 +67,29 @@ def write_environments(trial: TrialPaths, **variables: str) -> None:
         write_json(trial.environment(rank), {"schema": 2, "rank": rank, **told, "variables": variables})
 
 
-def many(folder: Path, cells: int, *, ranks: int = 8, layers: int = 24, common: Sequence[str] = ()) -> SweepPaths:
-    """A sweep of that many cells with that many ranks and layers, all of which diverged on every rank."""
-    size = (f"world.nproc_per_node={ranks}", f"model.num_layers={layers}", *common)
+def many(folder: Path, cells: int, *, ranks: int = 8, layers: int = 24) -> SweepPaths:
+    """A sweep of that many cells with that many ranks and layers; all ranks of all diverged, half of them later."""
+    size = (f"world.nproc_per_node={ranks}", f"model.num_layers={layers}")
     plan = plan_of(*([f"seed={seed}"] for seed in range(cells)), common=size)
     sweep = write_cells(folder, plan)
-    for cell in plan.cells:
+    first = plan.cells[0]
+    model = trial_of(sweep, first)
+    sites = ("block_pre", "block_post", "block_grad_out", "block_grad_in")
+
+    def records(rank: int, step: int, run: int) -> list[Record]:
+        changed = 7 if run == 2 else 0
+        return [
+            record(site, f"blocks.{block}", 100 * block + (changed if block >= rank % 2 else 0), block=block)
+            for block in range(layers)
+            for site in sites
+        ]
+
+    result = write_recorded(model, first, records=records)
+    write_environments(model, NCCL_ALGO="Ring", OMP_NUM_THREADS="1")
+    # The same trial for every cell: writing it anew for each takes a minute.
+    for cell in plan.cells[1:]:
         trial = trial_of(sweep, cell)
-        write_trial(trial, cell, differs={rank: {(0, 2): BLOCK_0_POST} for rank in range(ranks)})
-        write_environments(trial, NCCL_ALGO=f"Ring{cell.id}", OMP_NUM_THREADS="1")
+        shutil.copytree(model.folder, trial.folder)
+        write_json(trial.result, {**result, "cell": cell.id})
+        write_environments(trial, NCCL_ALGO="Tree", OMP_NUM_THREADS="1")
     return sweep

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from detsweep.paths import FileError, SweepPaths, read_json
@@ -35,17 +35,18 @@ def closer_command(sweep: Sweep, cell: str, level: str) -> str:
     return shlex.join(["python", "-m", "detsweep", *told(sweep, cell, level)])
 
 
-def command_of(sweep: Sweep, cell: str) -> str:
+def command_of(sweep: Sweep, cell: str, sessions: Sequence[Mapping[str, Any]]) -> str:
     """The command that runs a cell alone: what the command line said of it, and what all of the sweep was given.
 
-    That is the folder of the user's own configurations, and how trials are launched, as the session that asked for the
-    cell first had them.
+    That is the folder of the user's own configurations, and how trials are launched, as the one of `sessions` that
+    asked for the cell first had them.
     """
-    return shlex.join(["python", "-m", "detsweep", *_given(sweep, cell), *told(sweep, cell)])
+    session = next((one for one in sessions if cell in one.get("cells", ())), {})
+    return shlex.join(["python", "-m", "detsweep", *_given(session), *told(sweep, cell)])
 
 
-def _given(sweep: Sweep, cell: str) -> Iterator[str]:
-    words = [str(word) for word in session_of(sweep, cell).get("arguments", ())]
+def _given(session: Mapping[str, Any]) -> Iterator[str]:
+    words = [str(word) for word in session.get("arguments", ())]
     for place, word in enumerate(words):
         if word in _CONFIG_DIR:
             yield from words[place : place + 2]
@@ -53,11 +54,6 @@ def _given(sweep: Sweep, cell: str) -> Iterator[str]:
             word.startswith(_LAUNCH) and not word.startswith(_OF_A_SESSION)
         ):
             yield word
-
-
-def session_of(sweep: Sweep, cell: str) -> dict[str, Any]:
-    """The session of sweep.json that asked for a cell first; empty where none is known to."""
-    return next((one for one in sessions_of(sweep) if cell in one.get("cells", ())), {})
 
 
 def sessions_of(sweep: Sweep) -> list[dict[str, Any]]:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from detsweep.analysis.costs import without_mitigations
+from detsweep.analysis.page.known import Known, mitigated
 from detsweep.analysis.page.model import Field, Grid
-from detsweep.analysis.words import missing
 from detsweep.baselines import value_of
 from detsweep.environment import environment_differences
 from detsweep.paths import FileError, TrialPaths, read_json
 from detsweep.plan import NOT_IDENTITY
-
-if TYPE_CHECKING:
-    from detsweep.analysis.frames import Sweep
 
 SHOWN = 60
 LONGEST = 160
@@ -30,22 +27,16 @@ class Baseline:
     why: str
 
 
-def baseline_of(sweep: Sweep, cell: str) -> Baseline | None:
+def baseline_of(known: Known, cell: str) -> Baseline | None:
     """The cell that `against` names, else the same without mitigations, else the sweep's first; None for itself."""
-    named = sweep.baselines[sweep.baselines["cell"] == cell]
-    if not named.empty and not missing(named.iloc[0]["baseline"]):
-        return Baseline(str(named.iloc[0]["baseline"]), f"against={sweep.configs[cell]['against']}")
-    shown = [one for one in dict.fromkeys(map(str, sweep.trials["cell"])) if one in sweep.configs]
-    alike = without_mitigations(sweep.configs[cell])
-    for other in shown:
-        config = sweep.configs[other]
-        if other != cell and not _mitigated(config) and without_mitigations(config) == alike:
-            return Baseline(other, "the same cell without mitigations")
-    return Baseline(shown[0], "the sweep's first cell") if shown[0] != cell else None
-
-
-def _mitigated(config: Mapping[str, Any]) -> bool:
-    return bool(config["env"]) or any(one.get("env") or one.get("torch") for one in config["mitigation"].values())
+    configs = known.sweep.configs
+    if cell in known.baselines:
+        return Baseline(known.baselines[cell], f"against={configs[cell]['against']}")
+    bare = known.bare.get(without_mitigations(configs[cell]))
+    if bare is not None and mitigated(configs[cell]):
+        return Baseline(bare, "the same cell without mitigations")
+    first = next(one for one in known.cells if one in configs)
+    return Baseline(first, "the sweep's first cell") if first != cell else None
 
 
 def configuration_grid(before: Mapping[str, Any], after: Mapping[str, Any]) -> Grid | None:

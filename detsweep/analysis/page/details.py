@@ -13,6 +13,7 @@ from detsweep.analysis.costs import cost_words
 from detsweep.analysis.findings import closer_level
 from detsweep.analysis.marks import MARKS, shown_as
 from detsweep.analysis.page import beside, divergence
+from detsweep.analysis.page.known import Known
 from detsweep.analysis.page.labels import label_of, text_of
 from detsweep.analysis.page.model import Detail, Field, Grid, Log, Part
 from detsweep.analysis.page.pairs import Parted
@@ -34,28 +35,38 @@ FAULTS, TRIALS = 20, 50
 
 
 def detail(
-    sweep: Sweep, cell: str, row: Mapping[Any, Any], names: tuple[str, str], *, records: Collection[str]
+    known: Known,
+    cell: str,
+    row: Mapping[Any, Any],
+    names: tuple[str, str],
+    *,
+    records: Collection[str],
+    windows: int,
 ) -> Detail:
     """The parts of one cell; `row` is its row of the cell table, `names` the anchors of its row and of this.
 
-    `records`: the cells whose records may be read, for heat maps and the order of events.
+    `records`: the cells whose records may be read, for heat maps and the order of events, of which a cell has
+    as many tables at most as `windows`.
     """
-    trials = sweep.trials[sweep.trials["cell"] == cell]
     kind = shown_as(row)
-    parts = tuple(_parts(sweep, cell, trials, row, read=cell in records))
-    return Detail(names[1], names[0], MARKS[kind], style_of(kind), label_of(sweep, cell), kind not in PASSING, parts)
+    parts = tuple(_parts(known, cell, row, windows=windows if cell in records else 0))
+    label = label_of(known.sweep, cell)
+    return Detail(names[1], names[0], MARKS[kind], style_of(kind), label, kind not in PASSING, parts)
 
 
-def _parts(sweep: Sweep, cell: str, trials: pd.DataFrame, row: Mapping[Any, Any], *, read: bool) -> Iterator[Part]:
-    yield from _divergence(sweep, cell, trials, read=read)
+def _parts(known: Known, cell: str, row: Mapping[Any, Any], *, windows: int) -> Iterator[Part]:
+    sweep, trials = known.sweep, known.trials[cell]
+    yield from _divergence(known, cell, trials, windows=windows)
     yield from _failures(sweep, trials)
-    yield _statistics(sweep, cell, trials)
+    yield _statistics(known, cell, trials)
     yield from _notes(trials)
-    yield from _effects(sweep, cell)
-    yield from _faults(sweep, cell)
+    if cell in known.effects:
+        yield _effects(known.effects[cell])
+    if cell in known.injections:
+        yield _faults(known.injections[cell])
     if cell in sweep.configs:
-        yield from _baseline(sweep, cell, str(row.get("differs_from_baseline") or ""))
-        yield Part("Run it again", command=command_of(sweep, cell))
+        yield from _baseline(known, cell, str(row.get("differs_from_baseline") or ""))
+        yield Part("Run it again", command=command_of(sweep, cell, known.sessions))
     yield Part("Where it lies", (_folder(sweep, trials),))
 
 
@@ -65,23 +76,23 @@ def diverged_trial(trials: pd.DataFrame) -> pd.Series | None:
     return None if found.empty else found.iloc[0]
 
 
-def _divergence(sweep: Sweep, cell: str, trials: pd.DataFrame, *, read: bool) -> Iterator[Part]:
+def _divergence(known: Known, cell: str, trials: pd.DataFrame, *, windows: int) -> Iterator[Part]:
     trial = diverged_trial(trials)
     if trial is None:
         return
-    one = divergence.parted(sweep, cell, int(trial["trial"]), TrialPaths(Path(trial["folder"])))
+    one = divergence.parted(known, cell, int(trial["trial"]), TrialPaths(Path(trial["folder"])))
     yield divergence.first_part(one)
-    yield from _look_closer(sweep, cell, one)
-    closer = divergence.closer_look(sweep, cell)
-    if read:
-        yield from divergence.record_parts(one)
+    yield from _look_closer(known.sweep, cell, one)
+    closer = divergence.closer_look(known, cell)
+    if windows:
+        yield from divergence.record_parts(one, windows=windows)
     else:
         yield Part("Which records differ", ("Not shown here: see the note at the head of this page.",))
     if closer is not None:
         first = divergence.first_part(closer)
         yield Part(f"A closer look, a launch with observe={closer.config['observe']['name']}", first.lines, first.grids)
-        if read:
-            yield from divergence.record_parts(closer, "Closer look: ")
+        if windows:
+            yield from divergence.record_parts(closer, "Closer look: ", windows=windows)
 
 
 def _look_closer(sweep: Sweep, cell: str, one: Parted) -> Iterator[Part]:
@@ -106,7 +117,7 @@ def _failures(sweep: Sweep, trials: pd.DataFrame) -> Iterator[Part]:
         yield Part(title, (f"{trial['verdict']}: {trial['error']}",), logs=tuple(shown))
 
 
-def _statistics(sweep: Sweep, cell: str, trials: pd.DataFrame) -> Part:
+def _statistics(known: Known, cell: str, trials: pd.DataFrame) -> Part:
     valid = trials[trials["verdict"].isin(VALID)]
     diverged, replays = int((valid["verdict"] == "diverged").sum()), int(valid["replays"].sum())
     of_trials, of_replays = rate(diverged, len(valid)), rate(int(valid["diverged_replays"].sum()), replays)
@@ -122,11 +133,9 @@ def _statistics(sweep: Sweep, cell: str, trials: pd.DataFrame) -> Part:
     for column, name in (("plain_step_ms", "a step, unobserved"), ("step_ms", "a step, observed")):
         if trials[column].notna().any():
             rows.append((name, f"{trials[column].median():.1f} ms (median of trials)"))
-    cost = sweep.costs[sweep.costs["cell"] == cell]
-    if not cost.empty:
-        rows.append(
-            ("cost", f"{cost_words(cost.iloc[0])}, step time against {label_of(sweep, cost.iloc[0]['baseline'])}")
-        )
+    cost = known.costs.get(cell)
+    if cost is not None:
+        rows.append(("cost", f"{cost_words(cost)}, step time against {label_of(known.sweep, cost['baseline'])}"))
     fields = tuple((Field(name), Field(words)) for name, words in rows)
     return Part("Statistics", grids=(Grid("Counts, rates and times", ("what", "value"), fields), *_trials(trials)))
 
@@ -160,11 +169,8 @@ def _notes(trials: pd.DataFrame) -> Iterator[Part]:
         yield Part("Notes", (*lines[:FAULTS], *more))
 
 
-def _effects(sweep: Sweep, cell: str) -> Iterator[Part]:
+def _effects(own: pd.DataFrame) -> Part:
     """What became of each setting; the same of several trials once."""
-    own = sweep.effects[sweep.effects["cell"] == cell]
-    if own.empty:
-        return
     keys = ["mitigation", "setting", "status", "evidence"]
     seen = own.groupby(keys, sort=False, dropna=False)["trial"].agg(list).reset_index()
     rows = tuple(
@@ -178,40 +184,37 @@ def _effects(sweep: Sweep, cell: str) -> Iterator[Part]:
         for _, one in seen.iterrows()
     )
     columns = ("mitigation", "setting", "effect", "evidence", "trials")
-    yield Part("What became of its mitigations", grids=(Grid("Settings, and the proof", columns, rows, heads=2),))
+    return Part("What became of its mitigations", grids=(Grid("Settings, and the proof", columns, rows, heads=2),))
 
 
-def _faults(sweep: Sweep, cell: str) -> Iterator[Part]:
-    own = sweep.injections[sweep.injections["cell"] == cell]
-    if own.empty:
-        return
+def _faults(own: pd.DataFrame) -> Part:
     names = ["trial", "ranks", "step", "run", "kind", "site", "name", "block", "detected", "placed"]
     columns = [name for name in names if name in own]
     rows = tuple(tuple(Field(text_of(value)) for value in row) for row in own[columns].head(FAULTS).to_numpy())
     note = f"{len(own) - FAULTS} more are not shown." if len(own) > FAULTS else ""
     line = f"{counted(len(own), 'fault')} put in on purpose: this cell is no finding."
     grid = Grid("Faults, and what was found of them", tuple(columns), rows, heads=0, note=note)
-    yield Part("Faults that were put in", (line,), (grid,))
+    return Part("Faults that were put in", (line,), (grid,))
 
 
-def _baseline(sweep: Sweep, cell: str, differs: str) -> Iterator[Part]:
-    found = beside.baseline_of(sweep, cell)
+def _baseline(known: Known, cell: str, differs: str) -> Iterator[Part]:
+    sweep, found = known.sweep, beside.baseline_of(known, cell)
     if found is None:
         yield Part("Beside the baseline", ("This is the sweep's first cell, which the others are held against.",))
         return
     line = f"Baseline: {label_of(sweep, found.cell)} ({found.why})."
     grids = [beside.configuration_grid(sweep.configs[found.cell], sweep.configs[cell])]
     lines = [line] if grids[0] else [line, "The configurations are the same."]
-    before, after = _first_folder(sweep, found.cell), _first_folder(sweep, cell)
+    before, after = _first_folder(known, found.cell), _first_folder(known, cell)
     environment, said = beside.environment_grid(before, after)
     lines += [said] if said else []
     lines += [f"Its records beside those of the baseline: {differs}."] if differs else []
     yield Part("Beside the baseline", tuple(lines), tuple(grid for grid in (*grids, environment) if grid is not None))
 
 
-def _first_folder(sweep: Sweep, cell: str) -> TrialPaths:
+def _first_folder(known: Known, cell: str) -> TrialPaths:
     """The first trial of a cell that left an environment, else its first."""
-    folders = [TrialPaths(Path(folder)) for folder in sweep.trials[sweep.trials["cell"] == cell]["folder"]]
+    folders = [TrialPaths(Path(folder)) for folder in known.trials[cell]["folder"]]
     return next((folder for folder in folders if folder.environment(0).exists()), folders[0])
 
 

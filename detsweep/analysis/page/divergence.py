@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from detsweep.analysis.cells import world_size
 from detsweep.analysis.page.events import events
 from detsweep.analysis.page.heatmap import heat, heat_grid
+from detsweep.analysis.page.known import Known
 from detsweep.analysis.page.labels import text_of
 from detsweep.analysis.page.model import Field, Grid, Part
 from detsweep.analysis.page.pairs import VOTE, Pairs, Parted, pairs
@@ -17,34 +18,30 @@ from detsweep.causes import CAUSES
 from detsweep.compare import when
 from detsweep.paths import FileError, TrialPaths
 
-if TYPE_CHECKING:
-    from detsweep.analysis.frames import Sweep
-
 RANKS_LISTED = 64
 COLUMNS = ("rank", "step", "run", "compared with", "site", "name", "block", "phase", "kind", "cause", "origin")
 _KEYS = ("step", "run", "reference", "site", "name", "block", "phase", "kind", "cause", "origin")
 
 
-def parted(sweep: Sweep, cell: str, trial: int, folder: TrialPaths) -> Parted:
+def parted(known: Known, cell: str, trial: int, folder: TrialPaths) -> Parted:
     """A trial of a cell with its own divergences, without those of a closer look."""
-    return _of(sweep, cell, trial, folder, cell)
+    return _of(known, cell, trial, folder, cell)
 
 
-def closer_look(sweep: Sweep, cell: str) -> Parted | None:
+def closer_look(known: Known, cell: str) -> Parted | None:
     """The launch that looked closer at a cell and diverged; None without one."""
-    drill = sweep.drills.get(cell)
+    drill = known.sweep.drills.get(cell)
     if drill is None or not drill.first:
         return None
     folder = TrialPaths(Path(str(drill.first["folder"])))
     own = folder.folder.parent.name.rpartition("-")[2]
-    return _of(sweep, cell, int(drill.first["trial"]), folder, own)
+    return _of(known, cell, int(drill.first["trial"]), folder, own)
 
 
-def _of(sweep: Sweep, cell: str, trial: int, folder: TrialPaths, own: str) -> Parted:
-    config = sweep.configs[own]
-    frame = sweep.divergences
-    rows = frame[(frame["cell"] == cell) & (frame["trial"] == trial) & (frame["level"] == config["observe"]["name"])]
-    found = [{str(key): row[key] for key in row} for row in rows.to_dict("records")]
+def _of(known: Known, cell: str, trial: int, folder: TrialPaths, own: str) -> Parted:
+    config = known.sweep.configs[own]
+    level = config["observe"]["name"]
+    found = (one for one in known.divergences.get(cell, ()) if one["trial"] == trial and one["level"] == level)
     return Parted(folder, config, tuple(found))
 
 
@@ -85,8 +82,10 @@ def _cause(first: Mapping[str, Any]) -> str:
     return f"{cause} ({CAUSES[cause]})" + (f", rank {origin} started it" if origin else "")
 
 
-def record_parts(one: Parted, title: str = "") -> Iterator[Part]:
+def record_parts(one: Parted, title: str = "", *, windows: int = 2) -> Iterator[Part]:
     """Heat map and order of events, for each reference that streams of the trial parted from.
+
+    `windows`: of the order of events as many tables at most, for ranks that parted in different places.
 
     Records that cannot be read make a part that names the file.
     """
@@ -113,11 +112,11 @@ def record_parts(one: Parted, title: str = "") -> Iterator[Part]:
         yield Part(about, grids=(grid,))
         yield Part(
             f"{title}Order of events around the first difference",
-            grids=tuple(_window(found, d, one.config) for d in _told_apart(divergences)),
+            grids=tuple(_window(found, d, one.config) for d in _told_apart(divergences, windows)),
         )
 
 
-def _told_apart(divergences: Sequence[Mapping[str, Any]], most: int = 2) -> list[Mapping[str, Any]]:
+def _told_apart(divergences: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str, Any]]:
     """The first divergence, and the first of a rank that parted elsewhere."""
     chosen = [divergences[0]]
     firsts: dict[int, Mapping[str, Any]] = {}

@@ -71,8 +71,8 @@ def _field(heat: Heat, spot: Spot, first: Spot) -> Field:
     number, of = heat.differing.get(spot, 0), heat.compared.get(spot, 0)
     text = f"{number}{' first' if spot == first else ''}"
     # A place out of sequence counts as a record that differs, and has no partner that it was compared with.
-    share = number / max(of, number) if number else 0.0
-    return Field(text, f"s{_shade(share)}{' first' if spot == first else ''}")
+    shade = f"s{_shade(number / max(of, number))}" if number else ""
+    return Field(text, f"{shade}{' first' if spot == first else ''}")
 
 
 def _sum(heat: Heat, rank: int, columns: Sequence[int | None]) -> Field:
@@ -81,5 +81,5 @@ def _sum(heat: Heat, rank: int, columns: Sequence[int | None]) -> Field:
 
 
 def _shade(share: float) -> int:
-    """0 for nothing, else 1 to SHADES."""
-    return 0 if share <= 0 else min(SHADES, 1 + int(share * SHADES))
+    """1 to SHADES."""
+    return min(SHADES, 1 + int(share * SHADES))

@@ -203,7 +203,8 @@ class Fact:
 
 @dataclass(frozen=True)
 class Page:
-    """The whole page. `unread`: files that could not be read or are not a sweep's, a line each."""
+    """The whole page. `unread`: files that could not be read or are not a sweep's, `left_out`: what is too much for
+    one page, a line each."""
 
     title: str
     outcome: str
@@ -220,4 +221,4 @@ class Page:
     costs: CostPlot | None
     checklist: tuple[str, ...]
     details: tuple[Detail, ...]
-    left_out: str = ""
+    left_out: tuple[str, ...] = ()

@@ -147,10 +147,11 @@
     return one;
   };
   const mark = ([, text, style, href, hint]) => {
-    const link = made("a", text);
+    const link = made(href ? "a" : "span", text);
+    link.className = `mark ${style}`;
+    if (!href) return link;
     const more = made("span", `, details of ${hint}`);
     more.className = "vh";
-    link.className = `mark ${style}`;
     link.href = href;
     link.append(more);
     return link;

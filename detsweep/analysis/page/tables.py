@@ -51,7 +51,7 @@ def matrix(sweep: Sweep, table: pd.DataFrame, names: Mapping[str, tuple[str, str
                 orders[column][number],
                 originals[column],
                 kind,
-                link=(f"#{detail}", f"details of {label}"),
+                link=(f"#{detail}", f"details of {label}") if detail else ("", ""),
             )
             for column in shown
         )
@@ -126,7 +126,7 @@ def pivot(sweep: Sweep, table: pd.DataFrame, names: Mapping[str, tuple[str, str]
             tuple(text_of(row[axis]) or NOTHING for axis in axes),
             mark(row),
             style_of(shown_as(row)),
-            f"#{names[cell][1]}",
+            f"#{names[cell][1]}" if names[cell][1] else "",
             label_of(sweep, cell),
         )
         for cell, row in zip(cells, records, strict=True)

@@ -8,6 +8,7 @@ import pytest
 
 from detsweep import load
 from detsweep.analysis.page.beside import baseline_of, configuration_grid, environment_grid
+from detsweep.analysis.page.known import known
 from detsweep.paths import write_json
 from tests.pages import write_environments
 from tests.support import compose, plan_of, trial_of, write_cells, write_trial
@@ -19,8 +20,8 @@ def _baselines(folder: Path, *points: list[str], common: tuple[str, ...] = ()) -
     paths = write_cells(folder, plan)
     for cell in plan.cells:
         write_trial(trial_of(paths, cell), cell)
-    sweep, order = load(folder), [cell.id for cell in plan.cells]
-    found = [baseline_of(sweep, cell) for cell in order]
+    apart, order = known(load(folder)), [cell.id for cell in plan.cells]
+    found = [baseline_of(apart, cell) for cell in order]
     return [None if one is None else (order.index(one.cell), one.why) for one in found]
 
 
@@ -33,7 +34,11 @@ def _baselines(folder: Path, *points: list[str], common: tuple[str, ...] = ()) -
             (),
             [None, (2, "the same cell without mitigations"), (0, "the sweep's first cell")],
         ),
-        ([["wrap=module"], ["wrap=block"]], ("against=wrap:block",), [(1, "against=wrap:block"), (0, "the sweep's first cell")]),
+        (
+            [["wrap=module"], ["wrap=block"]],
+            ("against=wrap:block",),
+            [(1, "against=wrap:block"), (0, "the sweep's first cell")],
+        ),
     ],
 )  # fmt: skip
 def test_the_baseline_and_why(

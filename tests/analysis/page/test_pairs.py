@@ -8,6 +8,7 @@ import pytest
 
 from detsweep import load
 from detsweep.analysis.page.divergence import parted, record_parts
+from detsweep.analysis.page.known import known
 from detsweep.analysis.page.pairs import pairs
 from detsweep.paths import FileError
 from tests.support import (
@@ -28,7 +29,7 @@ def test_a_replay_parts_from_the_first_run_of_its_step(tmp_path: Path) -> None:
     plan = plan_of(["seed=1"], common=["steps=2", "runs=3"])
     trial = trial_of(write_cells(tmp_path, plan), plan.cells[0])
     write_trial(trial, plan.cells[0], differs={1: {(1, 3): LOSS, (0, 2): BLOCK_0_POST}})
-    one = parted(load(tmp_path), plan.cells[0].id, 0, trial)
+    one = parted(known(load(tmp_path)), plan.cells[0].id, 0, trial)
     assert one.references == ["r1"]
     found = pairs(one, "r1")
     assert sorted(found) == [(1, 0, "r2"), (1, 1, "r3")]
@@ -47,7 +48,7 @@ def test_in_lockstep_it_is_what_most_ranks_have(tmp_path: Path) -> None:
                 record("grad", "w", rank)]  # fmt: skip
 
     write_recorded(trial, plan.cells[0], records=records)  # type: ignore[arg-type]
-    one = parted(load(tmp_path), plan.cells[0].id, 0, trial)
+    one = parted(known(load(tmp_path)), plan.cells[0].id, 0, trial)
     assert one.references == ["vote"]
     found = pairs(one, "vote")
     assert sorted(found) == [(1, 0, "r1"), (1, 0, "r2")]
@@ -70,7 +71,7 @@ def test_a_launch_parts_from_another_trial(tmp_path: Path) -> None:
         write_recorded(trial_of(sweep, cell, number), cell, number, records=lambda *_, own=changed: own)
     loaded = load(tmp_path)
     assert list(loaded.trials["verdict"]) == ["pass", "diverged"]
-    one = parted(loaded, cell.id, 1, trial_of(sweep, cell, 1))
+    one = parted(known(loaded), cell.id, 1, trial_of(sweep, cell, 1))
     assert one.references == ["trial0"]
     reference, stream = pairs(one, "trial0")[0, 0, "r1"]
     assert stream.records[INPUT].digest - reference.records[INPUT].digest == 5
@@ -82,7 +83,7 @@ def test_records_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     plan = plan_of(["seed=1"])
     trial = trial_of(write_cells(tmp_path, plan), plan.cells[0])
     write_trial(trial, plan.cells[0], differs={1: {(0, 2): BLOCK_0_POST}})
-    one = parted(load(tmp_path), plan.cells[0].id, 0, trial)
+    one = parted(known(load(tmp_path)), plan.cells[0].id, 0, trial)
     path = trial.records(1)
     path.write_text("x" * (path.stat().st_size - 1) + "\n")
     with pytest.raises(FileError):

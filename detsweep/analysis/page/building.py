@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from detsweep.analysis.cells import world_size
-from detsweep.analysis.commands import sessions_of
+from detsweep.analysis.marks import shown_as
 from detsweep.analysis.matrix import cell_table
 from detsweep.analysis.outcome import outcome
 from detsweep.analysis.page import divergence, tables
-from detsweep.analysis.page.details import detail, diverged_trial
+from detsweep.analysis.page.details import PASSING, detail, diverged_trial
+from detsweep.analysis.page.known import Known, known
 from detsweep.analysis.page.labels import anchors
 from detsweep.analysis.page.model import Fact, Page
 from detsweep.analysis.page.plots import axis_rates, cost_plot
@@ -24,6 +25,9 @@ from detsweep.paths import TrialPaths
 
 if TYPE_CHECKING:
     from detsweep.analysis.frames import Sweep
+
+MOST_DETAILS = 1000
+MOST_WITH_TWO_WINDOWS = 100
 
 
 def build(
@@ -38,14 +42,18 @@ def build(
     `most_bytes`: of a sweep in which the records that it would read have more, they are left out, and it says so.
     `checked`: the lines of the checklist, `lost`: those on files that were not read, where somebody knows them already.
     """
-    table = cell_table(sweep)
-    cells = tables.cells_of(sweep)
-    names = dict(zip(cells, zip(anchors(cells, "row"), anchors(cells, "cell"), strict=True), strict=True))
-    needed = {cell: _record_bytes(sweep, cell) for cell in cells}
+    table, apart = cell_table(sweep), known(sweep)
+    rows = dict(zip(apart.cells, table.to_dict("records"), strict=True))
+    detailed = _detailed(rows)
+    details = dict(zip(detailed, anchors(detailed, "cell"), strict=True))
+    places = zip(apart.cells, anchors(list(apart.cells), "row"), strict=True)
+    names = {cell: (row, details.get(cell, "")) for cell, row in places}
+    needed = {cell: _record_bytes(apart, cell) for cell in detailed}
     total = sum(needed.values())
     everything = most_bytes is None or total <= most_bytes
     readable = {cell for cell, size in needed.items() if size and everything}
-    records = table.to_dict("records")
+    # For what a page can hold: of many cells each has less.
+    windows = 2 if sum(map(bool, needed.values())) <= MOST_WITH_TWO_WINDOWS else 1
     outcome_words, style = outcome(sweep)
     campaign, campaign_line = tables.campaign_grid(sweep)
     return Page(
@@ -54,7 +62,7 @@ def build(
         outcome_style=f"v-{style}",
         summary=tuple(line for line in summary(sweep) if line),
         unread=tuple(unread(sweep.folder) if lost is None else lost),
-        facts=tuple(_facts(sweep)),
+        facts=tuple(_facts(apart)),
         matrix=tables.matrix(sweep, table, names),
         pivot=tables.pivot(sweep, table, names),
         fleet=tables.fleet_grid(sweep),
@@ -64,35 +72,48 @@ def build(
         costs=cost_plot(sweep),
         checklist=tuple(checklist_lines(sweep, most_bytes=most_bytes) if checked is None else checked),
         details=tuple(
-            detail(sweep, cell, row, names[cell], records=readable) for cell, row in zip(cells, records, strict=True)
+            detail(apart, cell, rows[cell], names[cell], records=readable, windows=windows) for cell in detailed
         ),
-        left_out="" if everything else _left_out(sweep, total),
+        left_out=tuple(_left_out(sweep, total if not everything else 0, len(rows) - len(detailed))),
     )
 
 
-def _record_bytes(sweep: Sweep, cell: str) -> int:
+def _detailed(rows: Mapping[str, Mapping[Any, Any]]) -> list[str]:
+    """The cells that have details, in the order of the sweep: where they are too many those that did not pass first."""
+    if len(rows) <= MOST_DETAILS:
+        return list(rows)
+    by_need = sorted(rows, key=lambda cell: shown_as(rows[cell]) in PASSING)
+    chosen = set(by_need[:MOST_DETAILS])
+    return [cell for cell in rows if cell in chosen]
+
+
+def _record_bytes(apart: Known, cell: str) -> int:
     """How many bytes of records the details of a cell are made from."""
-    trial = diverged_trial(sweep.trials[sweep.trials["cell"] == cell])
+    trial = diverged_trial(apart.trials[cell])
     if trial is None:
         return 0
-    looked = [divergence.parted(sweep, cell, int(trial["trial"]), TrialPaths(Path(trial["folder"])))]
-    if (closer := divergence.closer_look(sweep, cell)) is not None:
+    looked = [divergence.parted(apart, cell, int(trial["trial"]), TrialPaths(Path(trial["folder"])))]
+    if (closer := divergence.closer_look(apart, cell)) is not None:
         looked.append(closer)
     files = {path for one in looked for path in one.record_files(range(world_size(one.config)))}
     # A file that is not there is named where it is read.
     return max(1, sum(path.stat().st_size for path in files if path.exists()))
 
 
-def _left_out(sweep: Sweep, total: int) -> str:
-    return (
-        f"Heat maps and the order of events are not here: the records of what diverged have {total / 1e6:.0f} MB. "
-        f"python -m detsweep.analysis report {shlex.quote(sweep.folder.name)} reads them all."
-    )
+def _left_out(sweep: Sweep, record_bytes: int, cells: int) -> Iterator[str]:
+    if record_bytes:
+        yield (
+            "Heat maps and the order of events are not here: the records of what diverged have "
+            f"{record_bytes / 1e6:.0f} MB. python -m detsweep.analysis report {shlex.quote(sweep.folder.name)} reads "
+            "them all."
+        )
+    if cells:
+        yield f"{cells} cells have no details here: {MOST_DETAILS} have them, those that did not pass first."
 
 
-def _facts(sweep: Sweep) -> Iterator[Fact]:
+def _facts(apart: Known) -> Iterator[Fact]:
     """How the sweep was run: its command lines, when and where, and with which versions."""
-    sessions = sessions_of(sweep)
+    sessions = apart.sessions
     for number, session in enumerate(sessions, start=1):
         which = f" {number}" if len(sessions) > 1 else ""
         words = [str(word) for word in session.get("arguments", ())]
@@ -101,8 +122,8 @@ def _facts(sweep: Sweep) -> Iterator[Fact]:
         yield Fact(f"Versions{which}", _versions(session))
     if not sessions:
         yield Fact("Command", "not known: sweep.json names none")
-    yield Fact("Cells", counted(len(tables.cells_of(sweep)), "cell"))
-    yield Fact("Folder", str(sweep.folder), code=True)
+    yield Fact("Cells", counted(len(apart.cells), "cell"))
+    yield Fact("Folder", str(apart.sweep.folder), code=True)
 
 
 def _when(session: Mapping[str, Any]) -> str:
