@@ -150,7 +150,7 @@
     const link = made(href ? "a" : "span", text);
     link.className = `mark ${style}`;
     if (!href) return link;
-    const more = made("span", `, details of ${hint}`);
+    const more = made("span", ` details of ${hint}`);
     more.className = "vh";
     link.href = href;
     link.append(more);
