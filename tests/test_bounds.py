@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from detsweep.bounds import CONFIDENCE, clean_needed, lower_bound, upper_bound
+from detsweep.bounds import CONFIDENCE, clean_needed, interval, lower_bound, upper_bound
 
 COUNTS = [(1, 1), (1, 20), (3, 10), (5, 10), (17, 50), (50, 50), (60, 200), (199, 200), (1, 5000), (2500, 5000)]
 
@@ -110,3 +110,22 @@ def test_one_divergence_in_one_comparison_takes_59_clean_ones() -> None:
     assert clean_needed(lower_bound(1, 1)) == 59
     # Of many that all differ a handful is enough.
     assert [clean_needed(lower_bound(chances, chances)) for chances in (3, 5, 20)] == [7, 4, 2]
+
+
+# --- both sides ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("seen", "chances"), COUNTS)
+def test_an_interval_leaves_half_of_what_is_left_at_either_end(seen: int, chances: int) -> None:
+    low, high = interval(seen, chances)
+    assert 0 <= low <= seen / chances <= high <= 1
+    if seen:
+        assert _at_least(seen, chances, low) == pytest.approx(0.025, rel=1e-6)
+    if seen < chances:
+        assert 1 - _at_least(seen + 1, chances, high) == pytest.approx(0.025, rel=1e-6)
+
+
+def test_an_interval_without_chances_or_at_an_end_is_open_there() -> None:
+    assert interval(0, 0) == (0.0, 1.0)
+    assert interval(0, 10)[0] == 0.0
+    assert interval(10, 10)[1] == 1.0

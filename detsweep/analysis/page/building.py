@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from detsweep.analysis.cells import world_size
@@ -13,7 +12,7 @@ from detsweep.analysis.marks import shown_as
 from detsweep.analysis.matrix import cell_table
 from detsweep.analysis.outcome import outcome
 from detsweep.analysis.page import divergence, tables
-from detsweep.analysis.page.details import PASSING, detail, diverged_trial
+from detsweep.analysis.page.details import PASSING, detail, diverged
 from detsweep.analysis.page.known import Known, known
 from detsweep.analysis.page.labels import anchors
 from detsweep.analysis.page.model import Fact, Page
@@ -21,7 +20,6 @@ from detsweep.analysis.page.plots import axis_rates, cost_plot
 from detsweep.analysis.report import checklist_lines, summary
 from detsweep.analysis.unread import unread
 from detsweep.analysis.words import counted
-from detsweep.paths import TrialPaths
 
 if TYPE_CHECKING:
     from detsweep.analysis.frames import Sweep
@@ -89,10 +87,9 @@ def _detailed(rows: Mapping[str, Mapping[Any, Any]]) -> list[str]:
 
 def _record_bytes(apart: Known, cell: str) -> int:
     """How many bytes of records the details of a cell are made from."""
-    trial = diverged_trial(apart.trials[cell])
-    if trial is None:
+    looked = [one for _, one in diverged(apart, cell)]
+    if not looked:
         return 0
-    looked = [divergence.parted(apart, cell, int(trial["trial"]), TrialPaths(Path(trial["folder"])))]
     if (closer := divergence.closer_look(apart, cell)) is not None:
         looked.append(closer)
     files = {path for one in looked for path in one.record_files(range(world_size(one.config)))}

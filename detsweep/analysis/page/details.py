@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ def detail(
 
 def _parts(known: Known, cell: str, row: Mapping[Any, Any], *, windows: int) -> Iterator[Part]:
     sweep, trials = known.sweep, known.trials[cell]
-    yield from _divergence(known, cell, trials, windows=windows)
+    yield from _divergence(known, cell, windows=windows)
     yield from _failures(sweep, trials)
     yield _statistics(known, cell, trials)
     yield from _notes(trials)
@@ -70,24 +71,36 @@ def _parts(known: Known, cell: str, row: Mapping[Any, Any], *, windows: int) -> 
     yield Part("Where it lies", (_folder(sweep, trials),))
 
 
-def diverged_trial(trials: pd.DataFrame) -> pd.Series | None:
-    """The trial whose divergence stands in the matrix: the first that has one."""
-    found = trials[trials["first_site"].notna()]
-    return None if found.empty else found.iloc[0]
+def diverged(known: Known, cell: str) -> list[tuple[int, Parted]]:
+    """The trials of a cell that are looked into, by number: the first that diverged, which stands in the matrix.
+
+    Where another one parted from something else (a launch from another launch and not from its own first run), that one
+    too.
+    """
+    trials = known.trials[cell]
+    found: list[tuple[int, Parted]] = []
+    seen: set[str] = set()
+    for _, trial in trials[trials["first_site"].notna()].iterrows():
+        one = divergence.parted(known, cell, int(trial["trial"]), TrialPaths(Path(trial["folder"])))
+        kinds = {reference.rstrip("0123456789") for reference in one.references}
+        if not found or kinds - seen:
+            found.append((int(trial["trial"]), one))
+            seen |= kinds
+    return found
 
 
-def _divergence(known: Known, cell: str, trials: pd.DataFrame, *, windows: int) -> Iterator[Part]:
-    trial = diverged_trial(trials)
-    if trial is None:
-        return
-    one = divergence.parted(known, cell, int(trial["trial"]), TrialPaths(Path(trial["folder"])))
-    yield divergence.first_part(one)
-    yield from _look_closer(known.sweep, cell, one)
+def _divergence(known: Known, cell: str, *, windows: int) -> Iterator[Part]:
+    found = diverged(known, cell)
+    for number, one in found:
+        title = f"Trial {number}: " if len(found) > 1 else ""
+        first = divergence.first_part(one)
+        yield replace(first, title=f"{title}{first.title}")
+        yield from _look_closer(known.sweep, cell, one)
+        if windows:
+            yield from divergence.record_parts(one, title, windows=windows)
+        else:
+            yield Part(f"{title}Which records differ", ("Not shown here: see the note at the head of this page.",))
     closer = divergence.closer_look(known, cell)
-    if windows:
-        yield from divergence.record_parts(one, windows=windows)
-    else:
-        yield Part("Which records differ", ("Not shown here: see the note at the head of this page.",))
     if closer is not None:
         first = divergence.first_part(closer)
         yield Part(f"A closer look, a launch with observe={closer.config['observe']['name']}", first.lines, first.grids)

@@ -187,3 +187,16 @@ def test_of_very_many_cells_those_that_did_not_pass_have_details(
     assert [bool(field.href) for row in page.matrix.rows for field in row.fields if field.style.startswith("mark")] == [
         True, True, True, True, True, True, False, False,
     ]  # fmt: skip
+
+
+def test_a_launch_that_parts_from_another_is_shown_beside_one_that_parts_from_itself(tmp_path: Path) -> None:
+    plan = plan_of(["seed=1"], common=["mode=relaunch", "trials=3"])
+    cell, paths = plan.cells[0], write_cells(tmp_path, plan)
+    for number in range(3):
+        write_trial(trial_of(paths, cell, number), cell, number, differs={1: {(0, 2): BLOCK_0_POST + (number > 0)}})
+    detail = build(load(tmp_path)).details[0]
+    assert [title for title in _titles(detail) if "Which records" in title] == [
+        "Trial 0: Which records differ from r1, the first run",
+        "Trial 1: Which records differ from the same run of trial 0",
+        "Trial 1: Which records differ from r1, the first run",
+    ]
