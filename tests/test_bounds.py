@@ -115,7 +115,7 @@ def test_one_divergence_in_one_comparison_takes_59_clean_ones() -> None:
 # --- both sides ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("seen", "chances"), COUNTS)
+@pytest.mark.parametrize(("seen", "chances"), [pair for pair in COUNTS if pair[1] < 1000])
 def test_an_interval_leaves_half_of_what_is_left_at_either_end(seen: int, chances: int) -> None:
     low, high = interval(seen, chances)
     assert 0 <= low <= seen / chances <= high <= 1
