@@ -33,16 +33,6 @@ def lower_bound(seen: int, chances: int, confidence: float = CONFIDENCE) -> floa
     return _lowest(seen, chances, 1 - confidence)
 
 
-def interval(seen: int, chances: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """The rates between which an event lies, with half of 1-c on either side; 0.0 to 1.0 for no chance.
-
-    C. J. Clopper, E. S. Pearson, The use of confidence or fiducial limits illustrated in the case of the binomial,
-    Biometrika 26 (1934) 404-413.
-    """
-    tail = (1 - confidence) / 2
-    return _lowest(seen, chances, tail), _highest(seen, chances, tail)
-
-
 def interval_until(seen: int, chances: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """The same of chances that were taken until the event had been seen `seen` times, and no longer.
 
@@ -52,6 +42,17 @@ def interval_until(seen: int, chances: int, confidence: float = CONFIDENCE) -> t
     """
     tail = (1 - confidence) / 2
     return _lowest(seen, chances, tail), _highest(seen - 1, chances - 1, tail)
+
+
+def interval(seen: int, chances: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """The exact (Clopper-Pearson) two-sided interval of a rate; 0 to 1 where there was no chance."""
+    # scipy.special and not scipy.stats, which takes a second longer to import.
+    from scipy.special import betaincinv
+
+    tail = (1 - confidence) / 2
+    low = 0.0 if seen == 0 else float(betaincinv(seen, chances - seen + 1, tail))
+    high = 1.0 if seen == chances else float(betaincinv(seen + 1, chances - seen, 1 - tail))
+    return low, high
 
 
 def clean_needed(rate: float, confidence: float = CONFIDENCE) -> int:

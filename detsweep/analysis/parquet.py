@@ -80,7 +80,7 @@ def read(folder: Path) -> Sweep:
         frames_only=True,
         sessions=content["sessions"],
         unread=[Problem(**problem) for problem in content["unread"]],
-        **frames,
+        **frames,  # type: ignore[arg-type]
     )
     # Without its files these cannot be read again, and are those of the sweep when it was saved.
     for name in ("environment", "problems"):

@@ -309,7 +309,7 @@ def test_a_folder_that_cannot_be_written_is_said_and_costs_no_report(
     # Where a folder stands no file can be put, whoever asks.
     (tmp_path / "matrix.csv" / "taken").mkdir(parents=True)
     write_report(sweep)
-    assert capsys.readouterr().err.startswith("detsweep: matrix.md and matrix.csv could not be written: ")
+    assert capsys.readouterr().err.startswith("detsweep: matrix.md, matrix.csv and matrix.html could not be written: ")
     assert MARKS["diverged"] in _printed(sweep)
     assert exit_code(sweep) == 1
 
