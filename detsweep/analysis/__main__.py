@@ -1,7 +1,7 @@
 """`python -m detsweep.analysis <folder>`: print the matrix of a sweep, finished or not, and write it there.
 
-`python -m detsweep.analysis checklist <folder>` prints the reproducibility checklist of a sweep, `... needed --bound 0.01`
-how many replays without a divergence it takes to say that.
+`python -m detsweep.analysis checklist <folder>` prints the reproducibility checklist of a sweep, and
+`python -m detsweep.analysis needed --bound 0.01` how many replays without a divergence it takes to say that.
 """
 
 from __future__ import annotations

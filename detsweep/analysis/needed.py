@@ -1,4 +1,4 @@
-"""How many clean replays it takes to say that a rate lies below a bound, and how many more the cells of a sweep need."""
+"""How many clean replays it takes to say that a rate lies below a bound, and how many more cells of a sweep need."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ IN_A_LAUNCH = 100
 def needed_lines(bound: float, confidence: float) -> Iterator[str]:
     """How many replays, or launches, without a divergence say that the rate lies below `bound`."""
     needed = clean_needed(bound, confidence)
-    yield (
-        f"{counted(needed, 'replay')} without a divergence: the rate is below {bound:.3g} per replay ({confidence:.4g} "
-        f"confidence)"
-    )
+    sure = f"{100 * confidence:.6g}% confidence"
+    yield f"{counted(needed, 'replay')} without a divergence: the rate is below {100 * bound:.3g}% per replay ({sure})"
     ways = [f"steps={needed}"]
     if needed > IN_A_LAUNCH:
         ways.append(f"steps={IN_A_LAUNCH} trials={math.ceil(needed / IN_A_LAUNCH)}")
-    yield f"with two runs of each step: {', or '.join(ways)}; of what differs from launch to launch: trials={needed}"
+    yield f"with two runs of each step: {', or '.join(ways)}; for a bound of the rate per launch: trials={needed}"
 
 
 def needed_of_cells(sweep: Sweep, bound: float, confidence: float) -> Iterator[str]:
