@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from detsweep.analysis.matrix import label_of
 from detsweep.analysis.rates import Rate, rate_words, rates
 from detsweep.analysis.words import counted
 from detsweep.bounds import clean_needed, interval
@@ -30,10 +31,9 @@ def needed_lines(bound: float, confidence: float) -> Iterator[str]:
 
 def needed_of_cells(sweep: Sweep, bound: float, confidence: float) -> Iterator[str]:
     """The same of each cell of a sweep: what it has, and how many trials like those that it has are missing."""
-    names = sweep.trials.drop_duplicates("cell").set_index("cell")["slug"]
     for cell, rate in rates(sweep).items():
         if cell in sweep.configs:
-            yield f"{names[cell]}: {_needed(sweep, cell, rate, clean_needed(bound, confidence), confidence)}"
+            yield f"{label_of(sweep, cell)}: {_needed(sweep, cell, rate, clean_needed(bound, confidence), confidence)}"
 
 
 def _needed(sweep: Sweep, cell: str, rate: Rate, needed: int, confidence: float) -> str:

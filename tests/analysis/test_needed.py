@@ -39,9 +39,9 @@ def test_each_cell_of_a_sweep_says_what_it_lacks(
             differs = {0: {(4, 2): INPUT, (9, 2): INPUT}} if cell.config["seed"] == 3 else {}
             write_trial(trial_of(sweep, cell, number), cell, number, differs=differs)
     assert _run(monkeypatch, capsys, "--bound", "0.05", str(tmp_path))[2:] == [
-        "seed-1: 0 of 40 replays diverged: 19 more, 1 trial of 20 replays",
-        "seed-2: 0 of 60 replays diverged: enough",
-        "seed-3: 2 of 20 replays diverged, 10% (1.2-32%): no bound of zero",
+        "seed=1: 0 of 40 replays diverged: 19 more, 1 trial of 20 replays",
+        "seed=2: 0 of 60 replays diverged: enough",
+        "seed=3: 2 of 20 replays diverged, 10% (1.2-32%): no bound of zero",
     ]
 
 
