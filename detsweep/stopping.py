@@ -2,7 +2,7 @@
 
 A cell has its answer when so many of its trials have diverged, or when none has and the bound that was asked for is
 reached. Of a cell that diverged no bound is asked: looked at again after each divergence, it would be too low more
-often than its confidence says (of a rate of 5%, bound 0.05 and 10 replays a trial, in 16 cases of 100 instead of 5).
+often than its confidence says (with a rate of 5%, a bound of 5% and up to 200 replays in 12 cases of 100 instead of 5).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def contradictions(config: Mapping[str, Any]) -> Iterator[str]:
             continue
         name = f"stop_after.{key}={value}"
         if launch["detach"]:
-            yield f"{name}: somebody must watch what trials come to; it does not go with launch.detach=true"
+            yield f"{name}: does not go with launch.detach=true: somebody must watch what trials come to"
         if planned(config, 1) == 0:
             yield f"{name}: runs={config['runs']} compares nothing, so that no trial can say anything; use runs=2"
     if rule["divergences"] is not None and rule["divergences"] > trials:

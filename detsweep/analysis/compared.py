@@ -42,7 +42,7 @@ class Against:
         sure = self.p < 1 - CONFIDENCE
         over = "" if self.unit == "replays" else f", {self.unit}"
         never = "" if self.other[0] else f", {NEVER}"
-        return f"{'no difference seen' if not sure else 'fewer' if fewer else 'more'} (p={_p(self.p)}{over}){never}"
+        return f"{'no difference seen' if not sure else 'fewer' if fewer else 'more'} ({_p(self.p)}{over}){never}"
 
 
 def against_none(sweep: Sweep, rates: Mapping[str, Rate]) -> dict[str, Against]:
@@ -92,8 +92,8 @@ def against_lines(sweep: Sweep, pairs: Mapping[str, Against]) -> Iterator[str]:
         names = [_name(sweep, cell) for cell in clean[:NAMED]]
         more = f" and {len(clean) - NAMED} more" if len(clean) > NAMED else ""
         yield (
-            f"without mitigations {len(clean)} of {counted(len(found), 'cell')} never diverged, and what cures those this "
-            f"sweep does not say: {', '.join(names)}{more}"
+            f"without mitigations {len(clean)} of {counted(len(found), 'cell')} never diverged "
+            f"({', '.join(names)}{more}): this sweep says nothing about what cures those"
         )
 
 
@@ -119,4 +119,6 @@ def _name(sweep: Sweep, cell: str) -> str:
 
 def _p(value: float) -> str:
     """A probability with as many digits as tell something."""
-    return f"{value:.2f}" if value >= 0.095 else f"{value:.1g}" if value >= 0.0001 else "<0.0001"
+    if value < 0.0001:
+        return "p<0.0001"
+    return f"p={value:.2f}" if value >= 0.095 else f"p={value:.2g}" if value >= 0.01 else f"p={value:.1g}"

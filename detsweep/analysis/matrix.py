@@ -203,7 +203,7 @@ def _baseline(sweep: Sweep, cell: str) -> dict[str, str]:
     if found.empty:
         return {"baseline": "", "differs_from_baseline": "", "baseline_loss": ""}
     row = found.iloc[0]
-    baseline = "" if missing(row["baseline"]) else _label(sweep, row["baseline"])
+    baseline = "" if missing(row["baseline"]) else label_of(sweep, row["baseline"])
     if not missing(row["error"]):
         return {"baseline": baseline, "differs_from_baseline": f"not compared: {row['error']}", "baseline_loss": ""}
     place = "equal"
@@ -219,7 +219,8 @@ def _baseline(sweep: Sweep, cell: str) -> dict[str, str]:
     }
 
 
-def _label(sweep: Sweep, cell: str) -> str:
+def label_of(sweep: Sweep, cell: str) -> str:
+    """What tells a cell from the others of its sweep, or its id where nothing of the command line does."""
     config, overrides = sweep.configs[cell], sweep.overrides[cell]
     axes = [key for key in sweep.axes if key != "cell"]
     return " ".join(f"{key}={value_of(config, key, overrides)}" for key in axes) or cell

@@ -1,4 +1,4 @@
-"""How many clean replays it takes to say that a rate lies below a bound, and how many more the cells of a sweep need."""
+"""How many clean replays it takes to say that a rate lies below a bound, and how many more cells of a sweep need."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from detsweep.analysis.matrix import label_of
 from detsweep.analysis.rates import Rate, rate_words, rates
 from detsweep.analysis.words import counted
 from detsweep.bounds import clean_needed, interval
@@ -20,22 +21,19 @@ IN_A_LAUNCH = 100
 def needed_lines(bound: float, confidence: float) -> Iterator[str]:
     """How many replays, or launches, without a divergence say that the rate lies below `bound`."""
     needed = clean_needed(bound, confidence)
-    yield (
-        f"{counted(needed, 'replay')} without a divergence: the rate is below {bound:.3g} per replay ({confidence:.4g} "
-        f"confidence)"
-    )
+    sure = f"{100 * confidence:.6g}% confidence"
+    yield f"{counted(needed, 'replay')} without a divergence: the rate is below {100 * bound:.3g}% per replay ({sure})"
     ways = [f"steps={needed}"]
     if needed > IN_A_LAUNCH:
         ways.append(f"steps={IN_A_LAUNCH} trials={math.ceil(needed / IN_A_LAUNCH)}")
-    yield f"with two runs of each step: {', or '.join(ways)}; of what differs from launch to launch: trials={needed}"
+    yield f"with two runs of each step: {', or '.join(ways)}; for a bound of the rate per launch: trials={needed}"
 
 
 def needed_of_cells(sweep: Sweep, bound: float, confidence: float) -> Iterator[str]:
     """The same of each cell of a sweep: what it has, and how many trials like those that it has are missing."""
-    names = sweep.trials.drop_duplicates("cell").set_index("cell")["slug"]
     for cell, rate in rates(sweep).items():
         if cell in sweep.configs:
-            yield f"{names[cell]}: {_needed(sweep, cell, rate, clean_needed(bound, confidence), confidence)}"
+            yield f"{label_of(sweep, cell)}: {_needed(sweep, cell, rate, clean_needed(bound, confidence), confidence)}"
 
 
 def _needed(sweep: Sweep, cell: str, rate: Rate, needed: int, confidence: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -84,7 +85,9 @@ def percent(value: float) -> str:
     """A rate in percent with two digits at least, and never as all or nothing where it is not."""
     if value in (0, 1) or 0.0995 <= value < 0.995:
         return f"{value:.0%}"
-    return f"{value:.1%}" if 0.001 <= value < 0.9995 else f"{100 * value:.2g}%" if value < 0.5 else ">99.9%"
+    if value < 0.001:
+        return f"{100 * value:.2g}%"
+    return f"{value:.1%}" if value < 0.9995 else f"{math.floor(1e5 * value) / 1e3:g}%"
 
 
 def with_rates_in_words(table: pd.DataFrame) -> pd.DataFrame:
@@ -104,7 +107,7 @@ def stopped_lines(known: Mapping[str, Rate]) -> list[str]:
         return []
     spared = sum(one.of - one.after for one in early)
     cells = f"{len(early)} cell{'' if len(early) == 1 else 's'}"
-    return [f"stop_after: {cells} stopped early, without {spared} of {sum(one.of for one in early)} trials"]
+    return [f"stop_after: {cells} stopped early, which spared {spared} of {sum(one.of for one in early)} trials"]
 
 
 def _rate(group: pd.DataFrame, config: Mapping[str, Any], parted: Sequence[int] | None) -> Rate:

@@ -23,7 +23,7 @@ from detsweep.analysis.matrix import cell_table
 from detsweep.analysis.rates import rates, stopped_lines, with_rates_in_words
 from detsweep.analysis.searched import search_exit_code, search_lines
 from detsweep.analysis.unread import CHECKED_AT_ONCE, bytes_of_records, unread, unread_lines
-from detsweep.analysis.verdicts import FAILED
+from detsweep.analysis.verdicts import FAILED, VALID
 from detsweep.analysis.widths import HEADERS, fit, folded
 from detsweep.analysis.words import counted
 from detsweep.bounds import upper_bound
@@ -165,6 +165,7 @@ def summary(sweep: Sweep) -> list[str]:
     faults = sorted(set(sweep.trials["fault"]) - {"none", ""})
     if faults:
         lines.append(f"faults were put in on purpose ({', '.join(faults)}): those rows are not findings")
+    lines += _outside_rates(sweep)
     known = rates(sweep)
     lines += [*stopped_lines(known), *against_lines(sweep, against_none(sweep, known))]
     lines += [*fleet_lines(sweep), *arm_lines(sweep), *mitigation_lines(sweep), *note_lines(sweep)]
@@ -175,6 +176,15 @@ def summary(sweep: Sweep) -> list[str]:
         good = sum(word in GOOD for word in judged)
         lines.append(f"positive control: {good} of {len(judged)} cells as they should be")
     return lines
+
+
+def _outside_rates(sweep: Sweep) -> Iterator[str]:
+    """How many trials came to no verdict about repeating, and what to instead, where others of the sweep have one."""
+    verdicts = list(sweep.trials["verdict"].astype(str))
+    counts = {verdict: verdicts.count(verdict) for verdict in FAILED if verdict in verdicts}
+    if counts and any(verdict in VALID for verdict in verdicts):
+        said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        yield f"{sum(counts.values())} of {counted(len(verdicts), 'trial')} count in no rate: {said}"
 
 
 def exit_code(sweep: Sweep) -> int:

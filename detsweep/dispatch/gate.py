@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from detsweep import stopping
@@ -14,6 +15,16 @@ from detsweep.plan import Cell, Plan
 
 Settled = Callable[[Cell], Mapping[int, Mapping[str, Any]]]
 """The results of all trials of a cell that have one, launches held against each other where its mode does that."""
+
+
+@dataclass(frozen=True)
+class Withheld:
+    """A cell that stopped, how, how many trials that spares, and how many are still under way that it does not need."""
+
+    cell: Cell
+    stopped: stopping.Stopped
+    spared: int
+    under_way: int
 
 
 class Gate:
@@ -61,8 +72,8 @@ class Gate:
         if trial.cell.id in self._ruled:
             self._news[trial.cell.id] = trial.cell
 
-    def withheld(self, queue: deque[Trial]) -> Iterator[tuple[Cell, stopping.Stopped, int]]:
-        """Take from the queue what is not needed any more: cells, how they stopped, and how many trials that spares."""
+    def withheld(self, queue: deque[Trial], in_flight: Sequence[Trial]) -> Iterator[Withheld]:
+        """Take from the queue what is not needed any more."""
         news, self._news = self._news, {}
         for cell in news.values():
             if stopping.reason(cell.config, self._known(cell)) is None:
@@ -72,7 +83,7 @@ class Gate:
             queue.clear()
             queue.extend(left)
             if count and (stopped := stopping.stopped(cell.config, self._settled(cell))) is not None:
-                yield cell, stopped, count
+                yield Withheld(cell, stopped, count, sum(trial.cell.id == cell.id for trial in in_flight))
 
     def _surely_needed(self, trial: Trial, in_flight: Iterable[Trial]) -> bool:
         if trial.owed or trial.cell.id not in self._ruled:

@@ -222,8 +222,9 @@ def _drain(queue: deque[Trial], gate: Gate, plan: Plan, *, pool: Pool, progress:
     launch = plan.options["launch"]
     passed: deque[Trial] = deque()
     while not stop.requested:
-        for cell, stopped, count in gate.withheld(queue):
-            progress.withheld(cell, stopped, count)
+        for one in gate.withheld(queue, pool.running):
+            more = f" ({one.under_way} more under way)" if one.under_way else ""
+            progress.spared(one.spared, f"{plan.label(one.cell)}: stopped {one.stopped.words}{more}")
         passed.extend(gate.passed(queue, [*pool.running, *passed], pool.width))
         if not (queue or passed or pool.running):
             return

@@ -13,8 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from detsweep.dispatch.pools import Trial
-from detsweep.plan import Cell, Plan
-from detsweep.stopping import Stopped
+from detsweep.plan import Plan
 
 STYLES = {"pass": "green", "diverged": "bold red", "unsupported": "dim"}
 
@@ -96,11 +95,11 @@ class Progress:
             self._console.print(line)
         self._bar.update(self._task, completed=self._done)
 
-    def withheld(self, cell: Cell, stopped: Stopped, count: int) -> None:
-        """A cell does without so many of its trials: say why, and count them out."""
+    def spared(self, count: int, text: str) -> None:
+        """So many trials need not be launched: say why, and count them out."""
         self._total -= count
         self._left -= count
-        self.note(f"{self._plan.label(cell)}: stopped {stopped.words}")
+        self.note(text)
         self._bar.update(self._task, total=self._total)
 
     def note(self, text: str) -> None:
