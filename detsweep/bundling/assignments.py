@@ -9,8 +9,17 @@ from dataclasses import dataclass
 from detsweep.bundling.patterns import kind_of
 
 _ASSIGNED = re.compile(
-    r"""(?P<name>--[a-z][a-z0-9_.-]*|[A-Za-z_][\w.]*)(?P<mark>\\*["']?[ \t]*(?:=>|=|:)[ \t]*)"""
-    r"""(?P<value>\\*"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\\*["'][^\s"']+|(?![{\[(<])[^\s"',;&)}\]\\]+)"""
+    r"""
+    (?P<name> --[a-z][a-z0-9_.-]* | [A-Za-z_][\w.]* )
+    (?P<mark> \\*["']? [ \t]* (?: => | = | : ) [ \t]* )
+    (?P<value>
+        (?P<quote> \\+["'] ) [^\n]*? (?<!\\) (?P=quote)     # in quotes that are escaped themselves
+      | "(?: [^"\\] | \\. )*" | '(?: [^'\\] | \\. )*'
+      | \\* ["'] [^\s"']+                                   # in quotes that are not closed
+      | (?! [{\[(<] ) [^\s"',;&)}\]\\]+
+    )
+    """,
+    re.VERBOSE,
 )
 _OPTION = re.compile(
     r"(?P<name>--(?:account|partition|qos|reservation|nodelist|exclude))(?P<mark>\s+)(?P<value>[^\s\"',;]+)"

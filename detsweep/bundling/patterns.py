@@ -44,7 +44,7 @@ def kind_of(name: str) -> str | None:
     `name` may have dots, as a key of the configuration has (`env.HF_TOKEN`).
     """
     last = name.rpartition(".")[2]
-    variable = _VARIABLE.fullmatch(last) is not None or name.lstrip("+~").startswith("env.")
+    variable = _VARIABLE.fullmatch(last) is not None or re.search(r"(^|\.)env\.", name.lstrip("+~")) is not None
     secret = _SECRET.search(last) or (variable and _SECRET_VARIABLE.search(last.upper()))
     if secret and last not in _NO_SECRETS:
         return "secret"
