@@ -22,6 +22,8 @@ ROOMS = ("analysis", "dispatch", "worker")
         ("detsweep.app", ("torch", "pandas", "numpy")),
         ("detsweep.dispatch.torchrun", ("torch", "pandas", "hydra")),
         ("detsweep.replay", ("torch", "pandas", "hydra", "numpy")),
+        ("detsweep.bundle", ("torch", "pandas", "hydra", "numpy")),
+        ("detsweep.environment.__main__", ("torch", "pandas", "hydra", "numpy")),
         ("detsweep.analysis", ("torch", "hydra")),
         ("detsweep.worker.__main__", ("torch", "pandas", "hydra")),
         ("detsweep.worker.rank", ("pandas", "hydra")),
