@@ -64,6 +64,7 @@ class Names:
         self._names: dict[str, Name] = {}
         self._used: set[str] = set()
         self._forms: list[_Form] = []
+        self._lists: re.Pattern[str] | None = None
 
     def add(self, kind: str, value: str, label: str | None = None, *, weak: bool = False) -> None:
         """Take a text up, unless it is nobody's name.
@@ -117,6 +118,7 @@ class Names:
         self._names = {value: Name(kind, value, labels[value], reaches[value]) for value, kind in self._kinds.items()}
         forms = (form for name in self._names.values() if name.reach != PLACE for form in _forms_of(name))
         self._forms = sorted(dict.fromkeys(forms), key=lambda form: -len(form.text))
+        self._lists = _lists_of([name.value for name in self._names.values() if name.kind == "node"])
 
     def label_of(self, value: str) -> str | None:
         """What stands in the place of a text; None where it was not taken up."""
@@ -138,6 +140,8 @@ class Names:
 
     def replaced(self, text: str) -> str:
         """The text with every name and secret replaced, in whatever form it appears."""
+        if self._lists is not None and "[" in text:
+            text = self._lists.sub("nodes", text)
         lower = text.lower()
         hits = tuple(form for form in self._forms if form.text in (lower if form.insensitive else text))
         if not hits:
@@ -151,11 +155,16 @@ class Names:
 
         return _pattern(hits).sub(label, text)
 
-    def found(self, data: bytes) -> list[str]:
-        """The labels of what appears in some bytes, in any form, in UTF-8 or UTF-16."""
+    def found(self, data: bytes, *, text: bool) -> list[str]:
+        """The labels of what appears in some bytes, in any form, in UTF-8 or UTF-16.
+
+        In what is no `text` very short ones are not looked for: every few letters are somewhere in numbers.
+        """
         lower = data.lower()
         labels = []
         for form in self._forms:
+            if not text and len(form.text) < _SHORTEST_IN_NUMBERS:
+                continue
             where = lower if form.insensitive else data
             for encoding in ("utf-8", "utf-16-le"):
                 encoded = form.text.encode(encoding, "surrogatepass")
@@ -186,6 +195,7 @@ class Names:
 
 
 _TRIES = 1000
+_SHORTEST_IN_NUMBERS = 5
 _OWN = {"path": PATH, "slug": ANYWHERE, "cell": WORD}
 """Kinds that are detsweep's own, and not somebody's."""
 
@@ -207,6 +217,15 @@ def _nobodys(kind: str, value: str) -> bool:
 def _same_as(kind: str, value: str) -> str:
     """What has the same label: a node with its domain is that node; case and marks of a UUID say nothing."""
     return value.lower().partition(".")[0] if kind == "node" else value.lower() if kind in _INSENSITIVE else value
+
+
+def _lists_of(nodes: list[str]) -> re.Pattern[str] | None:
+    """The lists of nodes that Slurm writes (node[1-3,7]), of nodes with these names."""
+    stems = {found[1] for node in nodes if (found := re.fullmatch(r"(.*?[A-Za-z-])\d+(?:\..*)?", node))}
+    if not stems:
+        return None
+    ordered = "|".join(re.escape(stem) for stem in sorted(stems, key=lambda stem: (-len(stem), stem)))
+    return re.compile(rf"(?<![A-Za-z0-9])(?i:{ordered})\[[\d,-]+\](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
 
 
 def _natural(value: str) -> list[tuple[int, str]]:

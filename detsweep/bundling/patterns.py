@@ -44,41 +44,47 @@ def kind_of(name: str) -> str | None:
     `name` may have dots, as a key of the configuration has (`env.HF_TOKEN`).
     """
     last = name.rpartition(".")[2]
-    variable = _VARIABLE.fullmatch(last) is not None or name.lstrip("+~").startswith("env.")
+    variable = _VARIABLE.fullmatch(last) is not None or re.search(r"(^|\.)env\.", name.lstrip("+~")) is not None
     secret = _SECRET.search(last) or (variable and _SECRET_VARIABLE.search(last.upper()))
     if secret and last not in _NO_SECRETS:
         return "secret"
     return next((kind for kind, pattern in _NAMED if pattern.fullmatch(name) or pattern.fullmatch(last)), None)
 
 
+_ALONE = r"(?<![A-Za-z0-9])"
 _KEYS = "-----BEGIN [A-Z ]*PRIVATE KEY-----"
-SHAPES: dict[str, re.Pattern[str]] = {
-    "Hugging Face": re.compile(r"(?<![A-Za-z0-9])((?:hf|api_org)_[A-Za-z0-9]{16,})"),
-    "GitHub": re.compile(r"(?<![A-Za-z0-9])(gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,})"),
-    "GitLab": re.compile(r"(?<![A-Za-z0-9])(glpat-[\w-]{16,})"),
-    "AWS": re.compile(r"(?<![A-Za-z0-9])((?:AKIA|ASIA)[A-Z0-9]{16})(?![A-Za-z0-9])"),
-    "Slack": re.compile(r"(?<![A-Za-z0-9])(xox[a-z]-[A-Za-z0-9-]{10,})"),
-    "OpenAI, Anthropic": re.compile(r"(?<![A-Za-z0-9])(sk-[A-Za-z0-9_-]{16,})"),
-    "Stripe": re.compile(r"(?<![A-Za-z0-9])([sr]k_(?:live|test)_[A-Za-z0-9]{16,})"),
-    "Google": re.compile(r"(?<![A-Za-z0-9])(AIza[\w-]{30,}|ya29\.[\w-]{20,})"),
-    "NVIDIA": re.compile(r"(?<![A-Za-z0-9])(nvapi-[\w-]{20,})"),
-    "npm, PyPI": re.compile(r"(?<![A-Za-z0-9])(npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,})"),
-    "JSON web token": re.compile(r"(?<![A-Za-z0-9])(eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"),
-    "wandb": re.compile(r"(?i:wandb)[^\n]{0,80}?(?<![0-9A-Za-z])([0-9a-f]{40})(?![0-9A-Za-z])"),
-    "bearer": re.compile(r"(?i:bearer)\s+([\w.~+/=-]{12,})"),
-    "authorization": re.compile(
-        r"""(?i:authorization)["']?\s*[:=]\s*["']?(?:(?i:bearer|basic|token|digest)\s+)?([^\s"',]{6,})"""
+_URL = r"[A-Za-z][A-Za-z0-9+.-]*://"
+# What must be in a text, in small letters, before the pattern is worth a look: most texts have none of it.
+_SHAPES: dict[str, tuple[tuple[str, ...], str]] = {
+    "Hugging Face": (("hf_", "api_org_"), _ALONE + r"((?:hf|api_org)_[A-Za-z0-9]{16,})"),
+    "GitHub": (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), _ALONE + r"(gh[pousr]_[A-Za-z0-9]{20,})"),
+    "GitHub, fine-grained": (("github_pat_",), _ALONE + r"(github_pat_[A-Za-z0-9_]{20,})"),
+    "GitLab": (("glpat-",), _ALONE + r"(glpat-[\w-]{16,})"),
+    "AWS": (("akia", "asia"), _ALONE + r"((?:AKIA|ASIA)[A-Z0-9]{16})(?![A-Za-z0-9])"),
+    "Slack": (("xox",), _ALONE + r"(xox[a-z]-[A-Za-z0-9-]{10,})"),
+    "OpenAI, Anthropic": (("sk-",), _ALONE + r"(sk-[A-Za-z0-9_-]{16,})"),
+    "Stripe": (("k_live_", "k_test_"), _ALONE + r"([sr]k_(?:live|test)_[A-Za-z0-9]{16,})"),
+    "Google": (("aiza", "ya29."), _ALONE + r"(AIza[\w-]{30,}|ya29\.[\w-]{20,})"),
+    "NVIDIA": (("nvapi-",), _ALONE + r"(nvapi-[\w-]{20,})"),
+    "npm, PyPI": (("npm_", "pypi-"), _ALONE + r"(npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,})"),
+    "JSON web token": (("eyj",), _ALONE + r"(eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"),
+    "wandb": (("wandb",), r"(?i:wandb)[^\n]{0,80}?(?<![0-9A-Za-z])([0-9a-f]{40})(?![0-9A-Za-z])"),
+    "bearer": (("bearer",), r"(?i:bearer)\s+([\w.~+/=-]{12,})"),
+    "authorization": (
+        ("authorization",),
+        r"""(?i:authorization)["']?\s*[:=]\s*["']?(?:(?i:bearer|basic|token|digest)\s+)?([^\s"',]{6,})""",
     ),
-    "netrc": re.compile(r"\bpassword\s+([^\s\"']{3,})(?=\s|$)"),
-    "private key": re.compile(rf"({_KEYS}[\s\S]*?-----END [A-Z ]*PRIVATE KEY-----)"),
-    "private key, cut": re.compile(rf"({_KEYS}(?:(?:\s|\\n|\\r)*[A-Za-z0-9+/=]{{16,}})+)"),
-    "URL": re.compile(r"[a-z][a-z0-9+.-]*://[^\s/:@\"']*:([^\s/@\"']+)@"),
-    "URL, token": re.compile(r"[a-z][a-z0-9+.-]*://([\w-]{16,})@"),
+    "netrc": (("password ",), r"\bpassword\s+([^\s\"']{3,})(?=\s|$)"),
+    "private key": (("private key",), rf"({_KEYS}[\s\S]*?-----END [A-Z ]*PRIVATE KEY-----)"),
+    "private key, cut": (("private key",), rf"({_KEYS}(?:(?:\s|\\n|\\r)*[A-Za-z0-9+/=]{{16,}})+)"),
+    "URL": (("://",), _URL + r"[^\s/:@\"']*:([^\s/@\"']+)@"),
+    "URL, token": (("://",), _URL + r"([\w-]{16,})@"),
 }
+SHAPES = {name: (literals, re.compile(pattern)) for name, (literals, pattern) in _SHAPES.items()}
 """Secrets that are known by their shape; the group is the secret."""
-_URL_USER = re.compile(r"[a-z][a-z0-9+.-]*://([^\s/:@\"']+):[^\s/@\"']+@")
+_URL_USER = re.compile(_URL + r"([^\s/:@\"']+):[^\s/@\"']+@")
 _MAIL = re.compile(r"(?<![\w.%+-])([A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,})(?![\w-])")
-_IPV4 = re.compile(r"(?<![\w.])((?:\d{1,3}\.){3}\d{1,3})(?!\w)(?!\.\d)")
+_IPV4 = re.compile(r"\b(\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3})(?!\w)(?!\.\d)")
 _IPV6 = re.compile(r"(?<![\w:.])([0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7})(?![\w:])")
 _MAC = re.compile(
     r"(?<![0-9A-Za-z:-])([0-9A-Fa-f]{2}(?:([:-])[0-9A-Fa-f]{2})(?:\2[0-9A-Fa-f]{2}){4,18})(?![0-9A-Za-z:-])"
@@ -87,24 +93,38 @@ _UUID = re.compile(r"(?<![0-9A-Za-z])([0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A
 _SERIAL = re.compile(r"(?i:serial)(?:[ _-]?(?i:number|no\.?))?[\"']?\s*[:=]\s*[\"']?([A-Za-z0-9-]*\d[A-Za-z0-9-]{4,})")
 _GUID = re.compile(r"(?i:guid)[^\n]{0,20}?(0x[0-9A-Fa-f]{16}|[0-9A-Fa-f]{4}(?::[0-9A-Fa-f]{4}){3})(?![0-9A-Za-z:])")
 _HOME = re.compile(r"/(?:home|Users)/([A-Za-z0-9][\w.-]*)")
+# What is in the middle of all of these, and begins with a mark, which is looked for far faster than what precedes it.
+_DOTTED = re.compile(r"\.\d{1,3}\.\d")
+_COLONS = re.compile(r":[0-9A-Fa-f]{0,4}:")
+_DASHES = re.compile(r"-[0-9A-Fa-f]{2,4}-")
 
 
 def shaped(text: str) -> Iterator[Found]:
     """Secrets and names in a text that are known by their shape; each as often as it comes."""
-    for pattern in SHAPES.values():
-        yield from (("secret", match[1]) for match in pattern.finditer(text))
+    lower = text.lower()
+    for literals, pattern in SHAPES.values():
+        if any(literal in lower for literal in literals):
+            yield from (("secret", match[1]) for match in pattern.finditer(text))
     if "@" in text:
         yield from (("mail", match[1]) for match in _MAIL.finditer(text))
         yield from (("user", match[1]) for match in _URL_USER.finditer(text))
-    yield from (("ip", match[1]) for match in _IPV4.finditer(text) if _is_address(match[1]))
-    if ":" in text or "-" in text:
+    for match in _IPV4.finditer(text) if _DOTTED.search(text) else ():
+        # Not where it goes on to the left, as in a version or the name of a library.
+        if text[max(match.start() - 1, 0) : match.start()] != "." and _is_address(match[1]):
+            yield "ip", match[1]
+    colons, dashes = _COLONS.search(text), _DASHES.search(text)
+    if colons or dashes:
         yield from (("mac", match[1]) for match in _MAC.finditer(text))
+    if dashes:
         yield from (("uuid", match[1]) for match in _UUID.finditer(text))
-    if "::" in text or text.count(":") > 5:
+    if colons:
         yield from (("ip", match[1]) for match in _IPV6.finditer(text) if len(match[1]) > 5 and _is_address(match[1]))
-    yield from (("serial", match[1]) for match in _SERIAL.finditer(text))
-    yield from (("uuid", match[1]) for match in _GUID.finditer(text))
-    yield from (("user", match[1]) for match in _HOME.finditer(text))
+    if "serial" in lower:
+        yield from (("serial", match[1]) for match in _SERIAL.finditer(text))
+    if "guid" in lower:
+        yield from (("uuid", match[1]) for match in _GUID.finditer(text))
+    if "/home/" in text or "/Users/" in text:
+        yield from (("user", match[1]) for match in _HOME.finditer(text))
 
 
 def _is_address(text: str) -> bool:

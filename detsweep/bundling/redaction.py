@@ -132,7 +132,7 @@ def _rewrite(path: Path, redactor: Redactor, names: Names) -> str | None:
             if kind is not None:
                 return f"{kind}: what is in it cannot be looked at"
             stream.seek(0)
-            return "binary, and holds a name or a secret" if found_in(stream, names) else None
+            return "binary, and holds a name or a secret" if found_in(stream, names, text=False) else None
     by_kind = {".json": redactor.document, ".jsonl": redactor.jsonl}.get(path.suffix)
     told = redactor.text(text) if by_kind is None else by_kind(text, file=path.name)
     if told != text:
@@ -140,13 +140,13 @@ def _rewrite(path: Path, redactor: Redactor, names: Names) -> str | None:
     return None
 
 
-def found_in(stream: IO[bytes], names: Names) -> list[str]:
+def found_in(stream: IO[bytes], names: Names, *, text: bool) -> list[str]:
     """The labels of what appears in a stream of bytes of any length, which is gone through piece by piece."""
     found: dict[str, None] = {}
     before = b""
     while piece := stream.read(_PIECE):
         # What is split by the border between two pieces lies whole in the end of the one and the other.
-        found |= dict.fromkeys(names.found(before + piece))
+        found |= dict.fromkeys(names.found(before + piece, text=text))
         before = piece[-_OVERLAP:]
     return list(found)
 

@@ -23,33 +23,38 @@ def leaks(archive: Path, names: Names) -> list[str]:
     found = []
     with reading(archive) as opened:
         for member in opened:
-            if said := names.found(member.name.encode(errors="surrogatepass")):
+            if said := names.found(member.name.encode(errors="surrogatepass"), text=True):
                 found.append(f"the name of a file holds what {', '.join(said)} stands for")
             source = opened.extractfile(member)
             if source is None:
                 continue
             if member.size > _LARGEST_TEXT:
-                said, new = found_in(source, names), []
+                said, new = found_in(source, names, text=False), []
             else:
                 data = source.read()
-                said, new = found_in(io.BytesIO(data), names), _in_text(data, names)
+                text = _decoded(data)
+                said = found_in(io.BytesIO(data), names, text=text is not None)
+                new = [] if text is None else _in_text(text, names)
             if said:
                 found.append(f"{member.name} holds what {', '.join(said)} stands for")
             found += [f"{member.name} holds {one}" for one in new]
     return found
 
 
-def _in_text(data: bytes, names: Names) -> list[str]:
-    """Secrets by their shape or their place in a text, and what is hidden from a search by escapes of JSON."""
+def _decoded(data: bytes) -> str | None:
     try:
-        text = data.decode("utf-8")
+        return None if b"\0" in data else data.decode("utf-8")
     except UnicodeDecodeError:
-        return []
+        return None
+
+
+def _in_text(text: str, names: Names) -> list[str]:
+    """Secrets by their shape or their place in a text, and what is hidden from a search by escapes of JSON."""
     new = [f"a {kind} that nobody had seen" for kind, value in shaped(text) if kind in _NEW and "REDACTED" not in value]
     sure = (one for one in assignments(text) if one.sure and kind_of(one.name) == "secret")
     new += [f"a value of {one.name}" for one in sure if "REDACTED" not in one.value]
     if "\\" in text:
-        said = names.found("\n".join(_strings(text)).encode(errors="surrogatepass"))
+        said = names.found("\n".join(_strings(text)).encode(errors="surrogatepass"), text=True)
         new += [f"what {label} stands for, in escapes" for label in said]
     return list(dict.fromkeys(new))
 

@@ -242,3 +242,32 @@ def test_a_node_that_is_called_like_a_label_gets_another(tmp_path: Path, planted
     assert b'"node-1"' not in whole
     assert b'"node-2"' not in whole
     assert b'"node-3"' in whole
+
+
+def test_what_a_cluster_leaves_behind_names_no_node_of_it(tmp_path: Path) -> None:
+    plan = plan_of(["seed=5"])
+    sweep = write_cells(tmp_path / "runs", plan)
+    trial = trial_of(sweep, plan.cells[0])
+    result = write_trial(trial, plan.cells[0])
+    hosts = ["pluto7", "pluto12"]
+    error = "rank 1: lost (rank 1 on pluto12)"
+    write_json(trial.result, {**result, "nodes": hosts, "verdict": "error", "error": error, "error_ranks": [1]})
+    job = {"launcher": "slurm", "job_id": "4711_0", "host": "pluto7.cluster.example.org", "command": []}
+    job["nodes"] = [{"node": number, "name": name, "ranks": [number]} for number, name in enumerate(hosts)]
+    job["meeting"] = {"address": "pluto7", "ports": [15000]}
+    write_json(trial.job, job)
+    write_json(trial.meeting, {"address": "10.9.8.7", "ports": [15000], "hosts": hosts})
+    for number, name in enumerate(hosts):
+        write_json(trial.node(number), {"node": number, "name": name, "host": name, "address": f"10.9.8.{number + 7}"})
+    trial.logs.mkdir()
+    trial.launcher_log_of(1).write_text("[pluto12]: lost PLUTO7; srun: error: pluto[7,12]: task 1: Killed\n")
+    made = make(sweep.folder, tmp_path / "out.tar.zst", environment={}, redacted=True)
+    folder = opened(made.path)
+    for path in folder.rglob("*"):
+        data = path.read_bytes().lower() if path.is_file() else b""
+        assert not [word for word in (b"pluto", b"example.org", b"10.9.8.") if word in data], path
+    after = SweepPaths(folder).all_cells()[0].trial(0)
+    assert read_json(after.result)["nodes"] == ["node-1", "node-2"]
+    assert detsweep.load(folder).trials["error"][0] == "rank 1: lost (rank 1 on node-2)"
+    assert read_json(after.meeting)["hosts"] == ["node-1", "node-2"]
+    assert after.launcher_log_of(1).read_text() == "[node-2]: lost node-1; srun: error: nodes: task 1: Killed\n"
