@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from detsweep.analysis.matrix import cell_table
+from detsweep.analysis.celltable import cell_table
 from detsweep.analysis.matrixjson import matrix_json
 from detsweep.analysis.report import csv, markdown
 from detsweep.paths import SweepPaths, write_text

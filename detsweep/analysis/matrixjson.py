@@ -6,7 +6,7 @@ One object with these keys; later versions may add keys, and change `version` wh
 - `sweep`: `folder` (its name), `axes`, `exit_code`, `outcome` (what that says), `summary` (lines in words),
   `checklist`, `unread` (files that could not be read or are no sweep's), `sessions` (of each command its `command`,
   `started` in seconds since 1970, `host`, `versions`, `git`)
-- `columns`: the columns of the cell table, in order; see detsweep.analysis.matrix.cell_table
+- `columns`: the columns of the cell table, in order; see detsweep.analysis.celltable.cell_table
 - `cells`: an object for each row of the matrix, in its order: `cell` (its id), `slug`, `folder` (relative to the
   sweep's), `shown_as` (its verdict, or "inert") and `mark` (as tables have it), `axes` (values by axis), and of each
   other column its value. What is not known is null.
@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from detsweep.analysis.celltable import cell_table
 from detsweep.analysis.commands import sessions_of
 from detsweep.analysis.marks import mark, shown_as
-from detsweep.analysis.matrix import cell_table
 from detsweep.analysis.outcome import outcome
 from detsweep.analysis.report import checklist_lines, exit_code, summary
 from detsweep.analysis.unread import unread

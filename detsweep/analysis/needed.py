@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from detsweep.analysis.matrix import label_of
+from detsweep.analysis.celltable import label_of
 from detsweep.analysis.rates import Rate, rate_words, rates
 from detsweep.analysis.words import counted
 from detsweep.bounds import clean_needed, interval

@@ -31,7 +31,7 @@ def save(sweep: Sweep, folder: Path, *, records: bool = False) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name in FRAMES:
         _plain(getattr(sweep, name)).to_parquet(paths.frame(name), index=False)
-    from detsweep.analysis.matrix import cell_table
+    from detsweep.analysis.celltable import cell_table
 
     _plain(cell_table(sweep)).to_parquet(paths.frame("cells"), index=False)
     sweep.environment.to_parquet(paths.frame("environment"), index=False)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from detsweep import modes, stopping
+from detsweep.analysis.cells import rows_by_cell
 from detsweep.analysis.verdicts import VALID
+from detsweep.analysis.words import total
 from detsweep.bounds import interval, interval_until, upper_bound
 from detsweep.chances import Chances, moot_steps
 from detsweep.stopping import Stopped
@@ -59,9 +61,9 @@ def rates(sweep: Sweep) -> dict[str, Rate]:
     """The rates of each cell of a sweep, by its id; of one whose own file is broken nothing was counted."""
     parted = _parted(sweep)
     found = {}
-    for cell, group in sweep.trials.groupby("cell", sort=False):
-        config = sweep.configs.get(str(cell))
-        found[str(cell)] = Rate(Chances(0, 0, 0, 0)) if config is None else _rate(group, config, parted.get(str(cell)))
+    for cell, trials in rows_by_cell(sweep.trials).items():
+        config = sweep.configs.get(cell)
+        found[cell] = Rate(Chances(0, 0, 0, 0)) if config is None else _rate(trials, config, parted.get(cell))
     return found
 
 
@@ -110,16 +112,16 @@ def stopped_lines(known: Mapping[str, Rate]) -> list[str]:
     return [f"stop_after: {cells} stopped early, which spared {spared} of {sum(one.of for one in early)} trials"]
 
 
-def _rate(group: pd.DataFrame, config: Mapping[str, Any], parted: Sequence[int] | None) -> Rate:
-    valid = group[group["verdict"].isin(VALID)].sort_values("trial")
-    diverged = [str(verdict) == "diverged" for verdict in valid["verdict"]]
-    compared, differed = int(valid["replays"].sum()), int(valid["diverged_replays"].sum())
+def _rate(trials: Sequence[Mapping[str, Any]], config: Mapping[str, Any], parted: Sequence[int] | None) -> Rate:
+    valid = sorted((trial for trial in trials if trial["verdict"] in VALID), key=lambda trial: int(trial["trial"]))
+    diverged = [trial["verdict"] == "diverged" for trial in valid]
+    compared, differed = total(valid, "replays"), total(valid, "diverged_replays")
     if modes.trajectories(config):
         steps = parted or ()
         compared, differed = compared - moot_steps(steps, config), len(steps)
     first_moot = bool(diverged) and config["mode"]["name"] == "relaunch" and not diverged[0]
     seen = Chances(differed, compared, sum(diverged), len(diverged) - first_moot)
-    wanted, ended = int(config["trials"]), len(group)
+    wanted, ended = int(config["trials"]), len(trials)
     why = stopping.reason(config, seen) if stopping.has_rule(config) else None
     stopped = Stopped(ended, wanted, why) if why is not None and ended < wanted else None
     until = bool(diverged) and diverged[-1] and sum(diverged) == stopping.rule_of(config)["divergences"]

@@ -13,13 +13,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from detsweep.analysis.arms import arm_lines
+from detsweep.analysis.celltable import cell_table
 from detsweep.analysis.checklist import checklist, lines
 from detsweep.analysis.compared import against_lines, against_none
 from detsweep.analysis.control import GOOD
 from detsweep.analysis.findings import campaign_lines, closer_lines, mitigation_lines, note_lines
 from detsweep.analysis.fleetreport import fleet_lines, fleet_table, fleet_view, verdicts_of_places
 from detsweep.analysis.marks import MARKS, OTHER_STYLE, STYLES, mark, shown_as
-from detsweep.analysis.matrix import cell_table
 from detsweep.analysis.rates import rates, stopped_lines, with_rates_in_words
 from detsweep.analysis.searched import search_exit_code, search_lines
 from detsweep.analysis.unread import CHECKED_AT_ONCE, bytes_of_records, unread, unread_lines

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from detsweep import Sweep, load
+from detsweep.analysis.celltable import cell_table
 from detsweep.analysis.compared import Against, against_none
-from detsweep.analysis.matrix import cell_table
 from detsweep.analysis.rates import rates
 from detsweep.analysis.report import summary
 from detsweep.bounds import fisher

@@ -14,9 +14,9 @@ import pytest
 
 from detsweep import Sweep, load
 from detsweep.analysis import exports
+from detsweep.analysis.celltable import cell_table
 from detsweep.analysis.exports import FORMATS, UnavailableError, export, usual_place
 from detsweep.analysis.marks import MARKS
-from detsweep.analysis.matrix import cell_table
 from detsweep.analysis.report import exit_code, readable
 from tests.pages import EVERY, every_verdict
 from tests.support import plan_of, trial_of, write_cells, write_failure

@@ -13,6 +13,8 @@ from detsweep.analysis.checklist import checklist, lines
 from detsweep.paths import SweepPaths, read_json, write_json
 from tests.support import BLOCK_0_POST, plan_of, trial_of, write_cells, write_trial
 
+USAGE = "usage: python -m detsweep.analysis [-h]"
+
 
 def _sweep(folder: Path, *, ran: bool = True) -> None:
     """A sweep of one cell that diverged; of a checkout without changes, and without environments."""
@@ -153,8 +155,7 @@ def test_a_folder_without_a_sweep_is_one_line_and_2(
     [
         (
             (),
-            "the following arguments are required: folder "
-            "(usage: python -m detsweep.analysis [-h] [--recount] folder [folder ...])",
+            f"the following arguments are required: folder ({USAGE} [--recount] folder [folder ...])",
         ),
         (
             ("checklist",),
@@ -166,7 +167,7 @@ def test_a_folder_without_a_sweep_is_one_line_and_2(
         ),
         (
             ("a", "--fast"),
-            "unrecognized arguments: --fast (usage: python -m detsweep.analysis [-h] [--recount] folder [folder ...])",
+            f"unrecognized arguments: --fast ({USAGE} [--recount] folder [folder ...])",
         ),
         (
             ("checklist", "--json", "a"),

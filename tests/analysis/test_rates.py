@@ -11,7 +11,7 @@ import pytest
 
 from detsweep import Sweep, load
 from detsweep.analysis import exit_code, write_report
-from detsweep.analysis.matrix import cell_table
+from detsweep.analysis.celltable import cell_table
 from detsweep.analysis.rates import percent, rate_words, rates, with_rates_in_words
 from detsweep.analysis.report import summary
 from detsweep.bounds import interval, interval_until, upper_bound

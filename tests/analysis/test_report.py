@@ -16,9 +16,9 @@ from rich.console import Console
 
 from detsweep import Sweep, load
 from detsweep.analysis import exit_code, print_report, write_report
+from detsweep.analysis.celltable import MATRIX_COLUMNS, cell_table
 from detsweep.analysis.findings import campaign_lines, closer_lines
 from detsweep.analysis.marks import MARKS
-from detsweep.analysis.matrix import MATRIX_COLUMNS, cell_table
 from detsweep.analysis.rates import NUMBERS_ALONE
 from detsweep.analysis.report import failures, markdown, summary
 from detsweep.analysis.widths import EXPENDABLE, HEADERS, fit

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from detsweep.analysis.cells import world_size
+from detsweep.analysis.celltable import cell_table
 from detsweep.analysis.marks import shown_as
-from detsweep.analysis.matrix import cell_table
 from detsweep.analysis.outcome import outcome
 from detsweep.analysis.page import divergence, tables
 from detsweep.analysis.page.details import PASSING, detail, diverged

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from detsweep import load
+from detsweep.analysis.celltable import cell_table
 from detsweep.analysis.marks import MARKS
-from detsweep.analysis.matrix import cell_table
 from detsweep.analysis.page.labels import anchors
 from detsweep.analysis.page.model import Matrix, Pivot
 from detsweep.analysis.page.tables import cells_of, matrix, orders_of, pivot
