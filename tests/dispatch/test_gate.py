@@ -11,7 +11,8 @@ import pytest
 
 from detsweep.dispatch import loop
 from detsweep.dispatch.gate import Gate
-from detsweep.dispatch.loop import _drain, _outstanding, _settled
+from detsweep.dispatch.loop import _drain, _settled
+from detsweep.dispatch.outstanding import outstanding
 from detsweep.dispatch.pools import Trial
 from detsweep.dispatch.progress import Progress
 from detsweep.dispatch.stop import Stop
@@ -69,7 +70,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _run(plan: Plan, sweep: SweepPaths, pool: FakePool, *, rounds: bool = False) -> None:
     """What the loop does, with another pool."""
-    queue = deque(_outstanding(plan, sweep, pool))  # type: ignore[arg-type]
+    queue = deque(outstanding(plan, sweep, pool))  # type: ignore[arg-type]
     gate = Gate(plan, lambda cell: _settled(cell, sweep), rounds=rounds)
     with Progress(plan, left=len(queue), width=pool.width) as progress:
         _drain(queue, gate, plan, pool=pool, progress=progress, stop=Stop())  # type: ignore[arg-type]
@@ -149,7 +150,7 @@ def test_no_more_are_in_flight_than_could_all_be_needed(tmp_path: Path) -> None:
 
 def test_on_a_cluster_a_round_is_as_wide_as_the_pool_and_begins_when_the_last_has_ended(tmp_path: Path) -> None:
     plan, sweep = _plan("trials=9", "stop_after.divergences=1", cells=2), SweepPaths(tmp_path)
-    queue = deque(_outstanding(plan, sweep, FakePool(4, {})))  # type: ignore[arg-type]
+    queue = deque(outstanding(plan, sweep, FakePool(4, {})))  # type: ignore[arg-type]
     gate = Gate(plan, lambda cell: _settled(cell, sweep), rounds=True)
     first = gate.passed(queue, [], 4)
     # One of each cell is needed; the other two places would be empty.
@@ -208,7 +209,7 @@ def _numbers(trials: Sequence[Trial]) -> list[int]:
 
 def test_without_a_rule_all_passes_at_once_and_has_its_spec(tmp_path: Path) -> None:
     plan, sweep = _plan("trials=5"), SweepPaths(tmp_path)
-    queue = deque(_outstanding(plan, sweep, FakePool(1, {})))  # type: ignore[arg-type]
+    queue = deque(outstanding(plan, sweep, FakePool(1, {})))  # type: ignore[arg-type]
     assert all(trial.paths.spec.exists() for trial in queue)
     gate = Gate(plan, lambda cell: _settled(cell, sweep), rounds=True)
     assert _numbers(gate.passed(queue, [], 1)) == [0, 1, 2, 3, 4]

@@ -13,7 +13,8 @@ import pytest
 from detsweep import locks
 from detsweep.dispatch import FolderBusyError, dry_run, loop, run_trials
 from detsweep.dispatch.local import LocalPool
-from detsweep.dispatch.loop import _outstanding, stop_on_signals
+from detsweep.dispatch.loop import stop_on_signals
+from detsweep.dispatch.outstanding import outstanding
 from detsweep.dispatch.pools import Trial
 from detsweep.dispatch.progress import Progress
 from detsweep.locks import DriverLock, hold, wait_until_free, watch_driver
@@ -29,7 +30,7 @@ def _pool(sweep: SweepPaths) -> LocalPool:
 
 
 def _names(plan: Plan, sweep: SweepPaths) -> list[tuple[str, int]]:
-    return [(trial.cell.label, trial.number) for trial in _outstanding(plan, sweep, _pool(sweep))]
+    return [(trial.cell.label, trial.number) for trial in outstanding(plan, sweep, _pool(sweep))]
 
 
 def test_of_a_new_sweep_every_trial_is_outstanding_and_every_spec_written(tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_a_trial_is_launched_again_as_asked(tmp_path: Path, rerun: str, verdict:
     write_trial(trial, plan.cells[0])
     result = {**read_json(trial.result), "verdict": verdict}
     write_json(trial.result, result)
-    assert bool(_outstanding(plan, sweep, _pool(sweep))) is again
+    assert bool(outstanding(plan, sweep, _pool(sweep))) is again
     kept = trial.folder.parent / "superseded" / "trial0-1" / "result.json" if again else trial.result
     assert read_json(kept) == result
     assert trial.result.exists() is not again
@@ -83,9 +84,9 @@ def test_a_trial_whose_records_are_gone_is_launched_again(tmp_path: Path) -> Non
     plan, sweep = plan_of(["seed=1"]), SweepPaths(tmp_path)
     trial = trial_of(sweep, plan.cells[0])
     write_trial(trial, plan.cells[0])
-    assert _outstanding(plan, sweep, _pool(sweep)) == []
+    assert outstanding(plan, sweep, _pool(sweep)) == []
     trial.records(1).unlink()
-    assert len(_outstanding(plan, sweep, _pool(sweep))) == 1
+    assert len(outstanding(plan, sweep, _pool(sweep))) == 1
 
 
 def test_an_unfinished_attempt_is_set_aside_and_its_records_with_it(tmp_path: Path) -> None:
@@ -93,21 +94,21 @@ def test_an_unfinished_attempt_is_set_aside_and_its_records_with_it(tmp_path: Pa
     trial = trial_of(sweep, plan.cells[0])
     write_trial(trial, plan.cells[0])
     trial.result.unlink()
-    assert len(_outstanding(plan, sweep, _pool(sweep))) == 1
+    assert len(outstanding(plan, sweep, _pool(sweep))) == 1
     assert [path.name for path in trial.folder.iterdir()] == ["spec.json"]
     assert (trial.folder.parent / "superseded" / "trial0-1" / "rank000.jsonl").exists()
 
 
 def test_what_this_platform_cannot_run_has_its_result_at_once(tmp_path: Path) -> None:
     plan, sweep = plan_of([UNSUPPORTED]), SweepPaths(tmp_path)
-    assert _outstanding(plan, sweep, _pool(sweep)) == []
+    assert outstanding(plan, sweep, _pool(sweep)) == []
     result = read_json(trial_of(sweep, plan.cells[0]).result)
     assert (result["verdict"], result["error"]) == ("unsupported", "mitigation 'primus' is for amd, this is cpu")
 
 
 def test_an_unsupported_cell_that_is_forced_is_launched(tmp_path: Path) -> None:
     sweep = SweepPaths(tmp_path)
-    _outstanding(plan_of([UNSUPPORTED]), sweep, _pool(sweep))
+    outstanding(plan_of([UNSUPPORTED]), sweep, _pool(sweep))
     assert _names(plan_of([UNSUPPORTED], common=["mitigation_force=true"]), sweep) == [(UNSUPPORTED, 0)]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from detsweep.dispatch import loop
+from detsweep.dispatch.outstanding import outstanding
 from detsweep.dispatch.pools import Trial
 from detsweep.dispatch.slurm import SlurmPool, pool
 from detsweep.paths import SweepPaths, TrialPaths, write_json
@@ -200,7 +200,7 @@ class Driver:
     def __post_init__(self) -> None:
         launch = {"retries": self.retries, "ask_s": ASK_S, "max_parallel": self.max_parallel}
         self.pool = SlurmPool(self.sweep, launch)
-        self.queue: deque[Trial] = deque(loop._outstanding(self.plan, self.sweep, self.pool))
+        self.queue: deque[Trial] = deque(outstanding(self.plan, self.sweep, self.pool))
 
     def step(self, times: int = 1, seconds: float = ASK_S + 1) -> None:
         """What the loop does, after so much time, so often."""
