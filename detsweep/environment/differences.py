@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
-
-from detsweep.mitigations import catalogue
 
 SECTIONS = (
     "versions",
-    "libraries",
     "torch",
     "packages",
     "device",
@@ -22,6 +19,7 @@ SECTIONS = (
     "configuration_files",
     "machine",
     "network",
+    "libraries",
     "run",
 )
 """In the order in which differences are told: what most often explains one comes first."""
@@ -31,9 +29,9 @@ _MACHINE = ("platform", "host", "node", "gpu_platform")
 _NOTHING = (
     "schema", "kind", "rank", "pid", "started_with", "effects", "appeared", "now", "not_known", "variables_unset",
 )  # fmt: skip
-_OF_A_PROCESS = ("MASTER_ADDR", "MASTER_PORT")
-# Not one of the files that each cell has of its own: where it is not the null device, somebody has set it.
-_NCCL_FILE = "NCCL_CONF_FILE"
+_OF_A_PROCESS = ("MASTER_PORT",)
+# The folder of a cell, or of a trial in it: each has files of its own there, for what it compiles and tunes.
+_OWN_FOLDER = re.compile(r"(?<![\w.-])/[^\s:;,]*/cells/[^\s:;,/]+-[0-9a-f]{10}(?:/trial\d+(?:-attempt-[\w.-]+)?)?")
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,8 @@ def shown(value: str | None) -> str:
 def facts(environment: Mapping[str, Any]) -> dict[tuple[str, str], str]:
     """What an environment file says, by section and name; any of a rank, or one that `detsweep.environment` wrote.
 
-    What only tells one process from another (its pid, its rank, where it meets the others) is no fact.
+    What only tells one process from another (its pid, its rank, the port at which it meets the others) is no fact,
+    nor is where the folder of its own cell lies.
     """
     found: dict[tuple[str, str], str] = {}
     for key, value in environment.items():
@@ -71,7 +70,11 @@ def facts(environment: Mapping[str, Any]) -> dict[tuple[str, str], str]:
         else:
             section = "torch" if key in _TORCH else "machine" if key in _MACHINE else "run"
             found |= {(section, name): one for name, one in _flat({key: value})}
-    return {place: value for place, value in found.items() if place not in _no_facts()}
+    return {
+        place: _OWN_FOLDER.sub("<its cell>", value) if place[0] == "variables" else value
+        for place, value in found.items()
+        if place[1] not in _OF_A_PROCESS
+    }
 
 
 def environment_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[EnvironmentDifference]:
@@ -80,13 +83,6 @@ def environment_differences(before: Mapping[str, Any], after: Mapping[str, Any])
     apart = [place for place in {**ours, **theirs} if ours.get(place) != theirs.get(place)]
     apart.sort(key=lambda place: (SECTIONS.index(place[0]), place[1]))
     return [EnvironmentDifference(*place, ours.get(place), theirs.get(place)) for place in apart]
-
-
-@cache
-def _no_facts() -> frozenset[tuple[str, str]]:
-    """Variables that are another in every process, or in every cell: paths of what it compiles and tunes for itself."""
-    own = (name for name, variable in catalogue().items() if variable.use == "isolated" and name != _NCCL_FILE)
-    return frozenset(("variables", name) for name in (*_OF_A_PROCESS, *own))
 
 
 def _library(library: Any) -> Iterator[tuple[str, str]]:
