@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from detsweep.analysis.tracking.runs import Tracked, TrackedRun
+from detsweep.analysis.words import counted
 
 _LONGEST = 80
 
@@ -20,7 +21,7 @@ def write(sweep: Tracked) -> str:
         for earlier in folder.glob(f"*{run.key}/events.out.tfevents.*"):
             earlier.unlink()
         _write_run(own, run, sweep.matrix)
-    return f"{len(sweep.runs)} runs in {folder}; to look at them: tensorboard --logdir {folder}"
+    return f"{counted(len(sweep.runs), 'run')} in {folder}; to look at them: tensorboard --logdir {folder}"
 
 
 def _name(run: TrackedRun) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from detsweep.analysis.tracking.runs import Tracked, TrackedRun
+from detsweep.analysis.words import counted
 
 PROJECT = "detsweep"
 _LONGEST_TAG = 64
@@ -28,7 +29,7 @@ def write(sweep: Tracked) -> str:
         _write_run(wandb, sweep, run)
     where = sweep.folder / "wandb"
     upload = f"; to upload: wandb sync {where}/offline-run-*" if mode == "offline" else ""
-    return f"{len(sweep.runs)} runs, WANDB_MODE={mode}, in {where}{upload}"
+    return f"{counted(len(sweep.runs), 'run')}, WANDB_MODE={mode}, in {where}{upload}"
 
 
 def _remove(folder: Path, key: str) -> None:
