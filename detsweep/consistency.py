@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from detsweep import mitigations, modes, resources
+from detsweep import mitigations, modes, resources, stopping
 from detsweep.environment import FOREIGN
 from detsweep.injections import KINDS, can_strike, cannot_strike, site_of
 from detsweep.schema import FaultConfig, RecordConfig
@@ -29,6 +29,7 @@ def contradictions(config: Mapping[str, Any], *, gpus: int) -> Iterator[str]:
     yield from _checksum(config)
     yield from _settings(config)
     yield from _search(config)
+    yield from stopping.contradictions(config)
     if modes.clean_verdict(config) == "recorded":
         for key, value in (("search", config["search"]["name"]), ("fleet", config["fleet"])):
             if value != "none":

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from detsweep import asked, baselines, consistency, environment, fleet, mitigations, nodes
+from detsweep import asked, baselines, consistency, environment, fleet, mitigations, nodes, stopping
 from detsweep.capture import SCHEMA
 from detsweep.mitigations import Settings
 from detsweep.paths import conf_dir
@@ -23,13 +23,13 @@ from detsweep.validate import lookup, problems
 # How a cell is launched, where it is kept and how its result is judged say nothing about what it computes.
 NOT_IDENTITY = (
     "launch", "folder", "dry_run", "trials", "mitigation_force", "positive_control", "against", "drill", "require",
-    "search", "fleet", "log",
+    "search", "fleet", "stop_after", "log",
 )  # fmt: skip
 SWEEP_WIDE = (
     "folder", "dry_run", "trials", "mitigation_force", "positive_control", "against", "drill", "require", "search.name",
     "search.candidates", "search.axes", "search.confidence", "search.verify", "search.max_trials", "launch.name",
     "launch.max_parallel", "launch.timeout_min", "launch.fail_fast", "launch.rerun", "launch.retries", "launch.ask_s",
-    "launch.detach", "launch.requeue", "fleet", "log",
+    "launch.detach", "launch.requeue", "fleet", "stop_after.divergences", "stop_after.bound", "log",
 )  # fmt: skip
 
 
@@ -99,7 +99,7 @@ class Cell:
         config = {**self.config, "observe": {"name": level}, "trials": trials}
         overrides = {**self.overrides, "observe": level}
         return replace(
-            self, id=_identity(config), slug=_slug(overrides), overrides=overrides, config=config, drill_of=(self.id,)
+            self, id=_identity(config), slug=slug_of(overrides), overrides=overrides, config=config, drill_of=(self.id,)
         )
 
 
@@ -163,7 +163,7 @@ def make_plan(points: Sequence[tuple[Sequence[str], Mapping[str, Any]]], folders
                 required = asked.required(resolved, presets, on)
             except ValueError as error:
                 found[str(error)] = None
-            notes.update(dict.fromkeys(asked.notes(resolved)))
+            notes.update(dict.fromkeys((*asked.notes(resolved), *stopping.notes(resolved))))
         try:
             placed = fleet.spread(overrides, resolved, listed, gpus=_gpus(resolved, len(gpus))) if not wrong else []
         except nodes.ClusterError as error:
@@ -235,7 +235,7 @@ def _keep(config: dict[str, Any]) -> list[str]:
 
 def _cell(overrides: Sequence[str], config: Mapping[str, Any], unsupported: str | None, required: Settings) -> Cell:
     told = dict(_told_apart(overrides))
-    slug = _slug(told) or str(config["model"]["name"])
+    slug = slug_of(told) or str(config["model"]["name"])
     return Cell(_identity(config), slug, told, config, unsupported, required)
 
 
@@ -265,7 +265,8 @@ def _told_apart(overrides: Sequence[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _slug(told: Mapping[str, str]) -> str:
+def slug_of(told: Mapping[str, str]) -> str:
+    """A cell's overrides as a part of a file name."""
     text = "_".join(f"{key}-{value}" for key, value in sorted(told.items()))
     return re.sub(r"[^A-Za-z0-9.+_-]+", "", text.replace(",", "+"))[:80].strip("._-")
 

@@ -6,13 +6,13 @@ what differs in live runs again and again, and in no fed one, came over the grou
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from detsweep import modes
+from detsweep.bounds import fisher
 from detsweep.compare import Divergence, run_number
 
 # What a fed run can differ by beside compute, and is seen where it happens.
@@ -33,13 +33,9 @@ class _Counted:
     @property
     def communication(self) -> bool:
         """Whether live runs differ more often than fed ones, by more than chance (Fisher's exact test, one-sided)."""
-        total, differ = self.of_fed + self.of_live, self.fed + self.live
-        ways = math.comb(total, differ)
-        least = max(0, differ - self.of_live)
-        chance = sum(
-            math.comb(self.of_fed, fed) * math.comb(self.of_live, differ - fed) for fed in range(least, self.fed + 1)
-        )
-        return chance / ways < SURE
+        if not self.live:
+            return False
+        return fisher((self.fed, self.of_fed), (self.live, self.of_live), alternative="less") < SURE
 
 
 def attributed(config: Mapping[str, Any], found: Mapping[int, Sequence[Divergence]]) -> dict[int, list[Divergence]]:

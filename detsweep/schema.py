@@ -196,6 +196,18 @@ class SearchConfig:
 
 
 @dataclass
+class StopAfterConfig:
+    """When a cell needs no further trial: see detsweep.stopping. Of null nothing stops before its last trial.
+
+    `divergences`: so many of its trials diverged; `bound`: none did, and the rate of a replay lies below that, with 95%
+    confidence.
+    """
+
+    divergences: int | None = None
+    bound: float | None = None
+
+
+@dataclass
 class WorldConfig:
     """Ranks, CPU threads in each of them, and how many ranks share one copy of the model (null: all).
 
@@ -232,6 +244,7 @@ class Config:
     steps: int = MISSING
     runs: int = MISSING
     trials: int = MISSING
+    stop_after: StopAfterConfig = field(default_factory=StopAfterConfig)
     warmup: int = MISSING
     checkpointing: str = MISSING
     preserve_rng_state: bool = MISSING

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from detsweep import locks, results
+from detsweep.crosstrial import settled
 from detsweep.dispatch.slurm import AwayError, Earlier, cancel, compressed
 from detsweep.failures import position
 from detsweep.nodes import ClusterError
 from detsweep.output import tolerate_broken_output
 from detsweep.paths import CellPaths, FileError, SweepPaths, TrialPaths, read_json
+from detsweep.stopping import Stopped, has_rule, stopped
 
 WAITING, RUNNING, LOST, ABSENT, UNKNOWN = "queued", "running", "lost", "not launched", "not known"
 NO_SWEEP, UNFINISHED = 2, 3
@@ -70,8 +72,12 @@ def show(sweep: SweepPaths, earlier: Earlier | None) -> int:
     counts: Counter[str] = Counter()
     for paths, cell in cells:
         states = [state_of(sweep, paths, cell, number, earlier) for number in range(int(cell["config"]["trials"]))]
+        if (early := _stopped(paths, cell)) is not None:
+            # What it does without is not waited for; what still runs of it is.
+            states = [state for state in states if state.word not in (LOST, ABSENT, UNKNOWN)]
         counts.update(state.word for state in states)
-        print(f"{_label(cell)}: {_line(states)}")
+        ended = f"; stopped {early.words}" if early else ""
+        print(f"{_label(cell)}: {_line(states)}{ended}")
     total = sum(counts.values())
     done = total - sum(counts[word] for word in ORDER)
     rest = "".join(f", {counts[word]} {word}" for word in ORDER if counts[word])
@@ -108,6 +114,15 @@ def state_of(
     if trial.job.exists():
         return State(LOST, "its processes are gone, and left no result")
     return State(ABSENT)
+
+
+def _stopped(paths: CellPaths, cell: Mapping[str, Any]) -> Stopped | None:
+    """How a cell stopped early, None where it did not; its results are read for that only where it could."""
+    if not has_rule(cell["config"]):
+        return None
+    found = {number: (trial, results.read_result(trial)) for number, trial in paths.trials()}
+    known = {number: (trial, result) for number, (trial, result) in found.items() if result is not None}
+    return stopped(cell["config"], settled(known, cell["config"]))
 
 
 def _progress(trial: TrialPaths, cell: Mapping[str, Any]) -> str:

@@ -61,6 +61,8 @@ RANGES = {
     "steps": (1, 1_000_000_000),
     "runs": (1, 1_000_000),
     "trials": (1, 1_000_000),
+    "stop_after.divergences": (1, 1_000_000),
+    "stop_after.bound": (0.000001, 0.999999),
     "warmup": (0, 1_000_000),
     "lr": (0.0, 1e6),
     "accum": (1, 1_000_000),
@@ -150,6 +152,8 @@ def _out_of_range(config: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key}={value}: valid: {', '.join(options)}"
     for key, (least, most) in RANGES.items():
         value = lookup(config, key)
+        if value is None:
+            continue
         # Written so that what is not a number at all is out of range too.
         if not value >= least:
             yield f"{key}={value}: must be at least {least}"

@@ -97,3 +97,5 @@ def test_a_wheel_runs_a_sweep_from_another_folder(tmp_path: Path) -> None:
     swept = run(sys.executable, str(script), "-m", "dtype=bf16,fp32", cwd=elsewhere, PYTHONPATH=str(site))
     assert swept.returncode == 0, swept.stdout + swept.stderr
     assert len(list(elsewhere.glob("runs/*/*/cells/*/trial0/result.json"))) == 2
+    (page,) = elsewhere.glob("runs/*/*/matrix.html")
+    assert f"page with all details, for a browser: {page}" in swept.stdout

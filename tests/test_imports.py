@@ -24,6 +24,8 @@ ROOMS = ("analysis", "dispatch", "worker")
         ("detsweep.replay", ("torch", "pandas", "hydra", "numpy")),
         ("detsweep.diff.__main__", ("torch", "pandas", "hydra", "numpy")),
         ("detsweep.golden.__main__", ("torch", "pandas", "hydra", "numpy")),
+        ("detsweep.bundle", ("torch", "pandas", "hydra", "numpy")),
+        ("detsweep.environment.__main__", ("torch", "pandas", "hydra", "numpy")),
         ("detsweep.analysis", ("torch", "hydra")),
         ("detsweep.worker.__main__", ("torch", "pandas", "hydra")),
         ("detsweep.worker.rank", ("pandas", "hydra")),

@@ -13,7 +13,7 @@ from detsweep import status
 from detsweep.locks import hold
 from detsweep.paths import read_json, write_json
 from tests.dispatch.slurm.commands import AWAY, Cluster, Driver, begin_attempt, driver, on_path
-from tests.support import plan_of, trial_of, write_cells, write_failure
+from tests.support import BLOCK_0_POST, plan_of, trial_of, write_cells, write_failure, write_trial
 
 Show = Any
 
@@ -188,3 +188,31 @@ def test_a_sweep_without_a_command_to_give_again_is_one_line(
     code, lines, said = show(sweep.sweep.folder, "--follow")
     assert (code, lines) == (status.NO_SWEEP, [])
     assert said.splitlines() == [f"detsweep: {sweep.sweep.sweep} has no command that could be given again"]
+
+
+def test_a_cell_that_stopped_early_is_through_and_says_why(tmp_path: Path, show: Show) -> None:
+    plan = plan_of(["seed=1"], ["seed=2"], common=["trials=4", "stop_after.divergences=2"])
+    sweep = write_cells(tmp_path, plan)
+    for number in range(3):
+        differs = {0: {(0, 2): BLOCK_0_POST}} if number else {}
+        write_trial(trial_of(sweep, plan.cells[0], number), plan.cells[0], number, differs=differs)
+    # Killed while it ran beside the one that decided: nobody waits for it.
+    write_json(trial_of(sweep, plan.cells[0], 3).job, {"state": "running"})
+    for number in range(4):
+        write_trial(trial_of(sweep, plan.cells[1], number), plan.cells[1], number)
+    code, lines, _ = show(tmp_path)
+    assert code == 0
+    assert lines == [
+        "seed=1: 1 pass, 2 diverged; stopped after 3 of 4 trials: 2 diverged",
+        "seed=2: 4 pass",
+        "",
+        "7 of 7 trials of 2 cells have a result",
+    ]
+
+
+def test_a_cell_that_has_no_answer_yet_waits_for_its_trials(tmp_path: Path, show: Show) -> None:
+    plan = plan_of(["seed=1"], common=["trials=4", "stop_after.divergences=2"])
+    sweep = write_cells(tmp_path, plan)
+    write_trial(trial_of(sweep, plan.cells[0]), plan.cells[0], differs={0: {(0, 2): BLOCK_0_POST}})
+    code, lines, _ = show(tmp_path)
+    assert (code, lines[0]) == (status.UNFINISHED, "seed=1: 3 not launched, 1 diverged")

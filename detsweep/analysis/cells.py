@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from detsweep.baselines import value_of
 from detsweep.capture import SCHEMA
 from detsweep.paths import CellPaths, FileError, SweepPaths, read_json
 from detsweep.validate import lookup
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,14 @@ def _varies(key: str, cells: list[dict[str, Any]]) -> bool:
         # Where there is no fault, nothing of it has a value.
         cells = [cell for cell in cells if cell["config"]["fault"]["kind"] != "none"]
     return len({str(value_of(cell["config"], key, cell["overrides"])) for cell in cells}) > 1
+
+
+def rows_by_cell(frame: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
+    """The rows of a frame by their cell, in their order: what pandas groups takes it a millisecond for each field."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in frame.to_dict("records"):
+        found.setdefault(str(row["cell"]), []).append({str(name): value for name, value in row.items()})
+    return found
 
 
 def has_key(config: Mapping[str, Any], key: str) -> bool:

@@ -110,10 +110,10 @@ def median_bounds(values: Sequence[float]) -> tuple[float, float]:
 
 def cost_rows(cells: Sequence[Mapping[str, Any]], found: Mapping[str, Trials]) -> Iterator[dict[str, Any]]:
     """A row for each cell with a mitigation, or variables of its own, that has a baseline among the cells."""
-    bare = {without_mitigations(cell["config"]): cell for cell in cells if not _settings(cell)}
+    bare = {without_mitigations(cell["config"]): cell for cell in cells if not has_settings(cell["config"])}
     for cell in cells:
         baseline = bare.get(without_mitigations(cell["config"]))
-        if baseline is None or not _settings(cell):
+        if baseline is None or not has_settings(cell["config"]):
             continue
         measured = cost(_launched(found[cell["id"]]), _launched(found[baseline["id"]]))
         if measured is not None:
@@ -144,8 +144,8 @@ def without_mitigations(config: Mapping[str, Any]) -> str:
     return json.dumps({key: value for key, value in config.items() if key not in left_out}, sort_keys=True, default=str)
 
 
-def _settings(cell: Mapping[str, Any]) -> bool:
-    config = cell["config"]
+def has_settings(config: Mapping[str, Any]) -> bool:
+    """Whether a cell has a mitigation that sets anything, or variables of its own."""
     return bool(config["env"]) or any(one.get("env") or one.get("torch") for one in config["mitigation"].values())
 
 

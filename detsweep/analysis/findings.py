@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
+from detsweep.analysis.commands import closer_command
 from detsweep.analysis.control import campaign
 from detsweep.analysis.costs import SLOWER
 from detsweep.mitigations.effect import UNDONE
@@ -24,34 +24,23 @@ def closer_lines(sweep: Sweep) -> Iterator[str]:
     """For cells whose cause could be said more exactly: the command that looks closer."""
     coarse = sweep.trials[sweep.trials["closer"].notna() & (sweep.trials["fault"] == "none")]
     coarse = coarse[~coarse["cell"].isin(list(sweep.drills))].drop_duplicates("cell")
-    levels = [(trial, _level(sweep.configs[trial["cell"]], trial["closer"])) for _, trial in coarse.iterrows()]
+    levels = [(trial, closer_level(sweep.configs[trial["cell"]], trial["closer"])) for _, trial in coarse.iterrows()]
     asked = [(trial, level) for trial, level in levels if level is not None]
     for trial, level in asked[:CLOSER_SHOWN]:
         if sweep.configs[trial["cell"]]["compile"]:
             yield f"{trial['slug']}: what is compiled cannot be looked into; compare it with compile=false"
             continue
-        command = shlex.join(["python", "-m", "detsweep", *_told(sweep, trial["cell"], level)])
+        command = closer_command(sweep, trial["cell"], level)
         yield f"{trial['slug']}: observed too coarsely to name the operator or collective; look closer: {command}"
     if len(asked) > CLOSER_SHOWN:
         yield f"{len(asked) - CLOSER_SHOWN} more cells could be looked at closer; drill=true does it for all of them"
 
 
-def _level(config: Mapping[str, Any], level: str) -> str | None:
+def closer_level(config: Mapping[str, Any], level: str) -> str | None:
     """The level that looks closer at a cell, as far as its mode has it; None where it looks no closer."""
     if config["mode"]["name"] == "lockstep" and config["world"]["shard_ranks"] != 1:
         level = "collective"
     return None if config["observe"]["name"] == level else level
-
-
-def _told(sweep: Sweep, cell: str, level: str) -> Iterator[str]:
-    """The words of the command line that run a cell once more at another level."""
-    config, told = sweep.configs[cell], {**sweep.overrides[cell], "observe": level}
-    if config["mode"]["name"] == "relaunch":
-        told["trials"] = str(config["trials"])
-    if config["mitigation_force"]:
-        told["mitigation_force"] = "true"
-    # Variables of the environment are no keys of the schema: they are added.
-    yield from (f"{'++' if key.startswith('env.') else ''}{key}={value}" for key, value in told.items())
 
 
 def mitigation_lines(sweep: Sweep) -> Iterator[str]:

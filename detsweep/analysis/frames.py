@@ -73,7 +73,7 @@ class Sweep:
     mitigation whose cell without it is there too. `fleet`: a row for each place of each fleet, empty without one; see
     detsweep.analysis.fleet. `search`: what the last command's search has tried and found, None without one.
     `files`: the files of each trial, by its cell's id and its number; none with `frames_only`: of a sweep of which only
-    frames were kept (`save`).
+    frames were kept (`save`). `roots`: the folders of the sweeps that it is made of.
     """
 
     folder: Path
@@ -94,6 +94,7 @@ class Sweep:
     sessions: Sequence[Mapping[str, Any]] = ()
     unread: Sequence[problems.Problem] = ()
     frames_only: bool = False
+    roots: Sequence[Path] = ()
 
     @property
     def positive_control(self) -> bool:
@@ -202,7 +203,7 @@ class Sweep:
 
     def checked(self, *, records: bool) -> pd.DataFrame:
         """As `problems`; without `records` these are left unread, however large they are."""
-        found = problems.found(self.folder, self.files, self.unread, records=records)
+        found = problems.found(self.folder, self.roots, self.files, self.unread, records=records)
         names = [column.name for column in columns.PROBLEMS]
         rows = [(one.file, one.cell, one.trial, one.problem) for one in found]
         return columns.conformed(pd.DataFrame(rows, columns=names), columns.PROBLEMS)

@@ -45,6 +45,7 @@ def joined(sweeps: Sequence[Sweep]) -> Sweep:
         overrides=_merged([sweep.overrides for sweep in own]),
         drills=_merged([sweep.drills for sweep in own]),
         search=None,
+        roots=[root for sweep in sweeps for root in sweep.roots],
         files=_merged([sweep.files for sweep in own]),
         sessions=[session for sweep in own for session in sweep.sessions],
         unread=[problem for sweep in own for problem in sweep.unread],

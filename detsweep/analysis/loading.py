@@ -90,6 +90,7 @@ def _sweep(sweep: SweepPaths, cells: Cells, found: Found, broken: Sequence[Broke
         timings=_typed([row for c, n, _, r in each for row in rows.timing_rows(c, n, r)], columns.TIMINGS),
         files={place: files for cell in cells for place, files in _files(cell, found[cell["id"]])},
         sessions=_sessions(sweep),
+        roots=(sweep.folder,),
         unread=[Problem.of(one.error, sweep.folder, one.cell) for one in broken],
     )
 

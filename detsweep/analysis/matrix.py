@@ -1,4 +1,4 @@
-"""The divergence matrix: one row for each cell, or any pair of axes against each other."""
+"""The divergence matrix as a wide table: any axes against each other."""
 
 from __future__ import annotations
 
@@ -8,57 +8,16 @@ from typing import Any
 import pandas as pd
 
 from detsweep.analysis.cells import has_key
-from detsweep.analysis.control import judge
-from detsweep.analysis.costs import cost_words
+from detsweep.analysis.celltable import Rows, effects, firsts
 from detsweep.analysis.frames import Sweep
 from detsweep.analysis.marks import shown_as
-from detsweep.analysis.verdicts import FAILED, VALID, worst
-from detsweep.analysis.words import counted, describe_first, describe_place, listed, missing
+from detsweep.analysis.verdicts import VALID, worst
+from detsweep.analysis.words import median, missing, total
 from detsweep.baselines import value_of
-from detsweep.bounds import rate_below, upper_bound
-from detsweep.crosstrial import RAN
-
-MATRIX_COLUMNS = (
-    "verdict", "fault", "mitigation", "effect", "cost", "diverged", "errors", "replays", "upper_bound", "first",
-    "cause", "closer_look", "loss", "ranks", "baseline", "differs_from_baseline", "baseline_loss", "plain_step_ms",
-    "step_ms", "retries", "error", "log_tail",
-)  # fmt: skip
-
+from detsweep.bounds import rate_below
 
 _DERIVED = ("shown_as", "rate", "bound", "cost", "first")
 """Values of a field that are no column of the trials."""
-
-
-def cell_table(sweep: Sweep) -> pd.DataFrame:
-    """One row for each cell, in the sweep's order.
-
-    Columns: the axes that vary; `verdict`, the worst of its trials; `fault` and `mitigation` where any cell has one;
-    what became of its mitigations as `effect` (see detsweep.mitigations.effect), and what they `cost`, as a ratio of
-    step times with its spread; `diverged` as "diverged/valid trials"; `errors`; `replays` as "diverged/compared
-    replays" of the valid trials; `upper_bound`, below which the rate per replay lies with 95% confidence when none
-    diverged; the `first` divergence of the first trial that has one; `ranks`, all that diverged in any trial;
-    milliseconds of a step without and with observation (medians of the valid trials); `retries`, how often its trials
-    were submitted again, or started anew by Slurm, where any was; the first `error` and the end of its log. With
-    the first divergence its `cause`; `closer_look`, what a drill found; `loss`, in how many of the diverged comparisons
-    the loss differs, or how many steps after the first divergence it does. Where cells have a `baseline`:
-    which, where the cell `differs_from_baseline` first, and whether its loss does.
-    """
-    rows = [_cell_row(sweep, group) for _, group in sweep.trials.groupby("cell", sort=False, dropna=False)]
-    # The cell column names rows of a sweep without axes, and of a cell whose own file is broken.
-    table = pd.DataFrame(rows)
-    columns = [*(sweep.axes or ("slug",)), *(column for column in MATRIX_COLUMNS if column not in sweep.axes)]
-    idle = {"fault": {"none", ""}, "mitigation": {"none", ""}}
-    idle |= {column: {""} for column in ("closer_look", "effect", "cost", "retries")}
-    for column, nothing in idle.items():
-        if column not in sweep.axes and set(table[column]) <= nothing:
-            columns.remove(column)
-    if set(table["differs_from_baseline"]) <= {""}:
-        columns = [name for name in columns if name not in ("baseline", "differs_from_baseline", "baseline_loss")]
-    if sweep.positive_control:
-        table["control"] = [judge(sweep, cell) for cell in table["cell"]]
-        columns.append("control")
-    shown: pd.DataFrame = table[columns]
-    return shown
 
 
 def pivot(
@@ -80,14 +39,16 @@ def pivot(
         if name not in trials and name not in _DERIVED:
             trials[name] = _constant(sweep, name)
     keys = [*along, *across]
+    numbers = value not in _DERIVED and pd.api.types.is_numeric_dtype(trials[value])
+    # By hand: pandas drops rows whose key is missing unless it is told otherwise, and takes milliseconds for a group.
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for trial in trials.to_dict("records"):
+        groups.setdefault(tuple(None if missing(trial[key]) else trial[key] for key in keys), []).append(trial)
+    ratios = dict(zip(sweep.costs["cell"], sweep.costs["ratio"], strict=True))
+    fields = {key: _field(group, value, ratios, numbers=numbers) for key, group in groups.items()}
     if not keys:
-        single: pd.DataFrame = pd.DataFrame({value: [_field(trials, value, sweep)]})
+        single: pd.DataFrame = pd.DataFrame({value: list(fields.values())})
         return single
-    # A group of one key is named by a plain value, of several by a tuple; by dropna=False no missing key drops a row.
-    fields = {
-        key if isinstance(key, tuple) else (key,): _field(group, value, sweep)
-        for key, group in trials.groupby(keys, sort=False, dropna=False, observed=True)
-    }
     # Not by unstack: without sorting, pandas before 3 puts values into the wrong fields where the grid has holes.
     places = [(key[: len(along)], key[len(along) :]) for key in fields]
     down, over = list(dict.fromkeys(row for row, _ in places)), list(dict.fromkeys(column for _, column in places))
@@ -105,119 +66,24 @@ def _axis(keys: list[tuple[Any, ...]], names: list[str]) -> pd.Index[Any] | None
     return index
 
 
-def _cell_row(sweep: Sweep, group: pd.DataFrame) -> dict[str, Any]:
-    verdicts = [str(verdict) for verdict in group["verdict"]]
-    valid = sum(verdict in VALID for verdict in verdicts)
-    counted = group[group["verdict"].isin(VALID)]
-    ran = group[group["verdict"].isin(RAN)]
-    replays, diverged_replays = int(counted["replays"].sum()), int(counted["diverged_replays"].sum())
-    diverged = group[group["first_site"].notna()]
-    failed = group[group["error"].notna()]
-    error, log_tail = failed.iloc[0][["error", "log_tail"]] if len(failed) else ("", "")
-    first = {name: group[name].iloc[0] for name in ("cell", "slug", "fault", "mitigation", *sweep.axes)}
-    # A cell that cannot be read has no value on any axis.
-    row: dict[str, Any] = {name: "" if missing(value) else value for name, value in first.items()}
-    return {
-        **row,
-        "verdict": worst(verdicts),
-        "effect": _effects(group),
-        "cost": _cost(sweep, row["cell"]),
-        "diverged": f"{verdicts.count('diverged')}/{valid}",
-        "errors": sum(verdict in FAILED for verdict in verdicts),
-        "replays": f"{diverged_replays}/{replays}",
-        "upper_bound": upper_bound(replays) if replays and not diverged_replays else None,
-        "first": _firsts(diverged),
-        "cause": "" if diverged.empty or missing(diverged.iloc[0]["cause"]) else str(diverged.iloc[0]["cause"]),
-        "closer_look": _closer_look(sweep, row["cell"]),
-        "loss": ", ".join(dict.fromkeys(loss for loss in counted["loss"] if isinstance(loss, str))),
-        **_baseline(sweep, row["cell"]),
-        "ranks": listed({rank for ranks in diverged["diverged_ranks"] for rank in ranks}),
-        "plain_step_ms": ran["plain_step_ms"].median(),
-        "step_ms": ran["step_ms"].median(),
-        "retries": _retries(group),
-        "error": str(error),
-        "log_tail": "" if missing(log_tail) else str(log_tail),
-    }
-
-
-def _effects(group: pd.DataFrame) -> str:
-    return ", ".join(dict.fromkeys(effect for effect in group["effect"] if isinstance(effect, str) and effect))
-
-
-def _firsts(diverged: pd.DataFrame) -> str:
-    if diverged.empty:
-        return ""
-    places = {describe_first(trial) for _, trial in diverged.iterrows()}
-    more = f" (+{len(places) - 1} other)" if len(places) > 1 else ""
-    return describe_first(diverged.iloc[0]) + more
-
-
-def _retries(group: pd.DataFrame) -> str:
-    again, anew = int(group["retries"].sum()), int(group["requeues"].sum())
-    said = [counted(again, "retry", "retries")] if again else []
-    return ", ".join([*said, *([counted(anew, "requeue")] if anew else [])])
-
-
-def _cost(sweep: Sweep, cell: str) -> str:
-    found = sweep.costs[sweep.costs["cell"] == cell]
-    return "" if found.empty else cost_words(found.iloc[0])
-
-
-def _closer_look(sweep: Sweep, cell: str) -> str:
-    drill = sweep.drills.get(cell)
-    if drill is None:
-        return ""
-    if not drill.first:
-        verdict = {"pass": "pass: it did not show again", "none": "none yet"}.get(drill.verdict, drill.verdict)
-        return verdict if drill.error is None else f"{verdict}: {drill.error}"
-    return f"{drill.first['cause'] or 'no cause'}: {describe_first(drill.first)}"
-
-
-def _baseline(sweep: Sweep, cell: str) -> dict[str, str]:
-    found = sweep.baselines[sweep.baselines["cell"] == cell]
-    if found.empty:
-        return {"baseline": "", "differs_from_baseline": "", "baseline_loss": ""}
-    row = found.iloc[0]
-    baseline = "" if missing(row["baseline"]) else _label(sweep, row["baseline"])
-    if not missing(row["error"]):
-        return {"baseline": baseline, "differs_from_baseline": f"not compared: {row['error']}", "baseline_loss": ""}
-    place = "equal"
-    if not row["equal"]:
-        cause = "" if missing(row["cause"]) else f"{row['cause']}: "
-        place = f"{cause}{describe_place(row)}, rank {row['rank']}, step {row['step']}"
-        if not row["repeats"]:
-            place += " (but one of the two does not repeat)"
-    return {
-        "baseline": baseline,
-        "differs_from_baseline": place,
-        "baseline_loss": "equal" if row["loss_equal"] else "differs",
-    }
-
-
-def _label(sweep: Sweep, cell: str) -> str:
-    config, overrides = sweep.configs[cell], sweep.overrides[cell]
-    axes = [key for key in sweep.axes if key != "cell"]
-    return " ".join(f"{key}={value_of(config, key, overrides)}" for key in axes) or cell
-
-
-def _field(group: pd.DataFrame, value: str, sweep: Sweep) -> Any:
-    verdicts = [str(verdict) for verdict in group["verdict"]]
-    counted = group[group["verdict"].isin(VALID)]
-    compared, diverged = int(counted["replays"].sum()), int(counted["diverged_replays"].sum())
+def _field(trials: Rows, value: str, costs: dict[str, float], *, numbers: bool) -> Any:
+    verdicts = [str(trial["verdict"]) for trial in trials]
+    valid = [trial for trial in trials if trial["verdict"] in VALID]
+    compared, diverged = total(valid, "replays"), total(valid, "diverged_replays")
     special: dict[str, Callable[[], Any]] = {
         "verdict": lambda: worst(verdicts),
-        "shown_as": lambda: shown_as({"verdict": worst(verdicts), "effect": _effects(group)}),
-        "rate": lambda: f"{verdicts.count('diverged')}/{len(counted)}",
+        "shown_as": lambda: shown_as({"verdict": worst(verdicts), "effect": effects(trials)}),
+        "rate": lambda: f"{verdicts.count('diverged')}/{len(valid)}",
         "replays": lambda: f"{diverged}/{compared}",
         "bound": lambda: rate_below(diverged, compared) if compared else None,
-        "cost": sweep.costs[sweep.costs["cell"].isin(set(group["cell"]))]["ratio"].median,
-        "first": lambda: _firsts(group[group["first_site"].notna()]),
+        "cost": lambda: median({trial["cell"]: costs.get(trial["cell"]) for trial in trials}.values()),
+        "first": lambda: firsts([trial for trial in trials if not missing(trial["first_site"])]),
     }
     if value in special:
         return special[value]()
-    if pd.api.types.is_numeric_dtype(group[value]):
-        return group[value].median()
-    return ", ".join(dict.fromkeys(str(item) for item in group[value] if not missing(item)))
+    if numbers:
+        return median(trial[value] for trial in trials)
+    return ", ".join(dict.fromkeys(str(trial[value]) for trial in trials if not missing(trial[value])))
 
 
 def _constant(sweep: Sweep, key: str) -> list[Any]:

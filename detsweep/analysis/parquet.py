@@ -31,7 +31,7 @@ def save(sweep: Sweep, folder: Path, *, records: bool = False) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name in FRAMES:
         _plain(getattr(sweep, name)).to_parquet(paths.frame(name), index=False)
-    from detsweep.analysis.matrix import cell_table
+    from detsweep.analysis.celltable import cell_table
 
     _plain(cell_table(sweep)).to_parquet(paths.frame("cells"), index=False)
     sweep.environment.to_parquet(paths.frame("environment"), index=False)
@@ -80,7 +80,7 @@ def read(folder: Path) -> Sweep:
         frames_only=True,
         sessions=content["sessions"],
         unread=[Problem(**problem) for problem in content["unread"]],
-        **frames,
+        **frames,  # type: ignore[arg-type]
     )
     # Without its files these cannot be read again, and are those of the sweep when it was saved.
     for name in ("environment", "problems"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from detsweep.capture import SCHEMA
 from detsweep.captured import read_lines
-from detsweep.paths import FileError, SweepPaths, TrialPaths, file_hash, read_json
+from detsweep.paths import FileError, SweepPaths, TrialPaths, file_hash, foreign, read_json
 
 if TYPE_CHECKING:
     from detsweep.analysis.frames import TrialFiles
@@ -37,44 +37,56 @@ class Problem:
 
 
 def found(
-    folder: Path, files: Mapping[tuple[str, int], TrialFiles], unread: Sequence[Problem], *, records: bool
+    folder: Path,
+    roots: Sequence[Path],
+    files: Mapping[tuple[str, int], TrialFiles],
+    unread: Sequence[Problem],
+    *,
+    records: bool,
 ) -> list[Problem]:
-    """All that is wrong, each file once: cells that could not be read first, then trial by trial.
+    """All that is wrong, each file once: cells that could not be read first, then trial by trial, then what is foreign.
 
-    `records`: whether these are read too, each line of every rank, and held against what was written.
+    Paths are given relative to `folder`; `roots` are those of the sweeps in it. `records`: whether these are read too,
+    each line of every rank, and held against what was written.
     """
-    listed = [*unread, *_strays(folder)]
+    listed = list(unread)
     for (cell, number), own in files.items():
         if own.unreadable is not None:
             listed.append(Problem.of(own.unreadable, folder, cell, number))
         listed += [Problem.of(error, folder, cell, number) for error in _of_trial(own, records=records)]
+    for root in roots:
+        listed += [Problem.of(error, folder) for error in _json(SweepPaths(root).search, schema=None, must=False)]
+        if SweepPaths(root).all_cells():
+            listed += [Problem.of(f"{path} {why}", folder, *_owner(path, files)) for path, why in foreign(root)]
     return list({one.file: one for one in reversed(listed)}.values())[::-1]
 
 
-def _strays(folder: Path) -> Iterator[Problem]:
-    """What lies among the cells and is none."""
-    for path in sorted((SweepPaths(folder).folder / "cells").glob("*")):
-        if not path.is_dir():
-            yield Problem(str(path.relative_to(folder)), None, None, "is no file of a sweep")
+def _owner(path: Path, files: Mapping[tuple[str, int], TrialFiles]) -> tuple[str | None, int | None]:
+    """The cell and the number of the trial in whose folder a file lies."""
+    owners = (place for place, own in files.items() if own.paths.folder == path.parent)
+    return next(owners, (None, None))
 
 
 def _of_trial(own: TrialFiles, *, records: bool) -> Iterator[str]:
     paths = own.paths
-    if paths.spec.exists():
-        yield from _json(paths.spec)
-    if paths.job.exists():
-        # What launched the trial writes it for people, in no schema.
-        yield from _json(paths.job, schema=None)
+    if not own.judged:
+        # It may still run, and its files be written.
+        return
+    yield from _json(paths.spec, must=False)
+    # What launched the trial writes it for people, in no schema.
+    yield from _json(paths.job, schema=None, must=False)
     if own.complete:
         for rank in range(own.ranks):
             yield from _json(paths.environment(rank))
             yield from _json(paths.rank_result(rank))
     if records:
         yield from _records(own)
-    yield from _foreign(paths, own.ranks)
+    yield from _of_no_rank(paths, own.ranks)
 
 
-def _json(path: Path, schema: int | None = SCHEMA) -> Iterator[str]:
+def _json(path: Path, schema: int | None = SCHEMA, *, must: bool = True) -> Iterator[str]:
+    if not must and not path.exists():
+        return
     try:
         found = read_json(path).get("schema")
         if schema is not None and found != schema:
@@ -102,13 +114,9 @@ def _records(own: TrialFiles) -> Iterator[str]:
             yield str(error)
 
 
-def _foreign(paths: TrialPaths, ranks: int) -> Iterator[str]:
-    """Files of ranks that the trial does not have, and what detsweep writes under no such name."""
-    if not paths.folder.is_dir():
-        return
-    for path in sorted(paths.folder.iterdir()):
+def _of_no_rank(paths: TrialPaths, ranks: int) -> Iterator[str]:
+    """Files of ranks that the trial does not have."""
+    for path in sorted(paths.folder.glob("*rank*")):
         rank = re.fullmatch(r"(?:environment-)?rank(\d+)(?:\.jsonl|\.json|\.result\.json|\.progress)", path.name)
         if rank is not None and int(rank[1]) >= ranks:
             yield f"{path} is of a rank that the trial does not have: it has {ranks}"
-        elif rank is None and not paths.knows(path):
-            yield f"{path} is no file of detsweep"

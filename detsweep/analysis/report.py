@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +13,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from detsweep.analysis.arms import arm_lines
+from detsweep.analysis.celltable import cell_table
 from detsweep.analysis.checklist import checklist, lines
+from detsweep.analysis.compared import against_lines, against_none
 from detsweep.analysis.control import GOOD
 from detsweep.analysis.findings import campaign_lines, closer_lines, mitigation_lines, note_lines
 from detsweep.analysis.fleetreport import fleet_lines, fleet_table, fleet_view, verdicts_of_places
 from detsweep.analysis.marks import MARKS, OTHER_STYLE, STYLES, mark, shown_as
-from detsweep.analysis.matrix import cell_table
+from detsweep.analysis.rates import rates, stopped_lines, with_rates_in_words
 from detsweep.analysis.searched import search_exit_code, search_lines
-from detsweep.analysis.verdicts import FAILED
+from detsweep.analysis.unread import CHECKED_AT_ONCE, bytes_of_records, unread, unread_lines
+from detsweep.analysis.verdicts import FAILED, VALID
 from detsweep.analysis.widths import HEADERS, fit, folded
 from detsweep.analysis.words import counted
 from detsweep.bounds import upper_bound
@@ -29,19 +32,31 @@ from detsweep.paths import SweepPaths, write_text
 if TYPE_CHECKING:
     from detsweep.analysis.frames import Sweep
 
-CHECKED_AT_ONCE = 100_000_000
-PROBLEMS_SHOWN = 8
-
 
 def write_report(sweep: Sweep) -> None:
-    """Write matrix.md and matrix.csv into the sweep's folder; where that cannot be done, say so and go on."""
+    """Write matrix.md, matrix.csv and matrix.html into the sweep's folder, and say where the page is.
+
+    Where that cannot be done, it says so and goes on. The page of a large sweep has no records in it.
+    """
+    # jinja2 only where a page is made.
+    from detsweep.analysis.page import build, render
+
     paths = SweepPaths(sweep.folder)
     table = cell_table(sweep)
+    checked, lost = list(checklist_lines(sweep)), unread(sweep)
     try:
-        write_text(paths.matrix_csv, table.to_csv(index=False, float_format="%.6g"))
-        write_text(paths.matrix_md, "\n".join(markdown(sweep, table)) + "\n")
+        write_text(paths.matrix_csv, csv(table))
+        write_text(paths.matrix_md, "\n".join(markdown(sweep, table, checked=checked, lost=lost)) + "\n")
+        write_text(paths.matrix_html, render(build(sweep, most_bytes=CHECKED_AT_ONCE, checked=checked, lost=lost)))
     except OSError as error:
-        print(f"detsweep: matrix.md and matrix.csv could not be written: {error}", file=sys.stderr)
+        print(f"detsweep: matrix.md, matrix.csv and matrix.html could not be written: {error}", file=sys.stderr)
+    else:
+        print(f"page with all details, for a browser: {paths.matrix_html}")
+
+
+def csv(table: pd.DataFrame) -> str:
+    """The content of matrix.csv."""
+    return table.to_csv(index=False, float_format="%.6g")
 
 
 def print_report(sweep: Sweep, console: Console | None = None) -> None:
@@ -52,7 +67,7 @@ def print_report(sweep: Sweep, console: Console | None = None) -> None:
         console = Console(file=console.file, highlight=False, width=600)
     table = cell_table(sweep)
     view = Table(box=None, pad_edge=False, header_style="bold")
-    shown = _readable(table)
+    shown = readable(table)
     shown = shown.drop(columns=[column for column in shown if (shown[column] == "").all()])
     left_out = fit(shown, console.width, kept=sweep.axes)
     for column in shown.columns:
@@ -67,7 +82,8 @@ def print_report(sweep: Sweep, console: Console | None = None) -> None:
     if not sweep.fleet.empty:
         console.print()
         _print_table(console, fleet_view(sweep))
-    for line in [*campaign_lines(sweep), *failures(sweep, Path.cwd()), *summary(sweep), *problem_lines(sweep)]:
+    said = [*failures(sweep, Path.cwd()), *summary(sweep), *unread_lines(sweep)]
+    for line in [*campaign_lines(sweep), *said]:
         console.print(escape(line), soft_wrap=True)
 
 
@@ -78,19 +94,22 @@ def _print_table(console: Console, view: Table) -> None:
     console.out("\n".join(line.rstrip() for line in captured.get().splitlines()), highlight=False)
 
 
-def markdown(sweep: Sweep, table: pd.DataFrame) -> Iterator[str]:
-    """The lines of matrix.md."""
+def markdown(
+    sweep: Sweep, table: pd.DataFrame, *, checked: Sequence[str] | None = None, lost: Sequence[str] | None = None
+) -> Iterator[str]:
+    """The lines of matrix.md; `checked` are those of the checklist and `lost` the files not read, where known."""
     yield f"# Divergence matrix: {sweep.folder.name}"
     yield ""
-    yield from _markdown_table(_readable(table))
+    yield from _markdown_table(readable(table))
     if not sweep.fleet.empty:
         yield from _markdown_table(fleet_table(sweep))
     if table_of_faults := campaign_lines(sweep):
         yield from ("```", *table_of_faults, "```", "")
     yield from (f"- {line}" for line in summary(sweep) if line)
-    yield from ("", "## Reproducibility checklist", "", *(f"- {line}" for line in _checklist(sweep)))
-    if unread := list(problem_lines(sweep)):
-        yield from ("", "## Files", "", *(f"- {line}" for line in unread))
+    checked = list(checklist_lines(sweep)) if checked is None else checked
+    yield from ("", "## Reproducibility checklist", "", *(f"- {line}" for line in checked))
+    if lost := unread(sweep) if lost is None else lost:
+        yield from ("", "## Files that could not be read, or are no sweep's", "", *(f"- {line}" for line in lost))
     failed = list(failures(sweep, sweep.folder))
     if failed:
         yield from ("", "## Failures", "", "```", *failed, "```")
@@ -104,26 +123,10 @@ def _markdown_table(shown: pd.DataFrame) -> Iterator[str]:
     yield ""
 
 
-def problem_lines(sweep: Sweep) -> Iterator[str]:
-    """A line for each file that is missing, torn, changed or not detsweep's, and for what was not looked at."""
-    large = _bytes_of_records(sweep) > CHECKED_AT_ONCE
-    found = list(sweep.checked(records=not large).itertuples())
-    yield from (f"{one.file} {one.problem}" for one in found[:PROBLEMS_SHOWN])
-    if len(found) > PROBLEMS_SHOWN:
-        yield f"{len(found) - PROBLEMS_SHOWN} more files of this kind: .problems"
-    if large:
-        size = _bytes_of_records(sweep) / 1e6
-        yield f"{size:.0f} MB of records were not read to see whether they are whole: see .problems"
-
-
-def _bytes_of_records(sweep: Sweep) -> int:
-    return sum(path.stat().st_size for path in sweep.folder.glob("cells/*/trial*/rank*.jsonl"))
-
-
-def _checklist(sweep: Sweep) -> Iterator[str]:
-    """The checklist, which reads every record: of a large sweep it is left to its own command."""
-    records = _bytes_of_records(sweep)
-    if records > CHECKED_AT_ONCE:
+def checklist_lines(sweep: Sweep, *, most_bytes: int | None = CHECKED_AT_ONCE) -> Iterator[str]:
+    """The checklist, which reads every record: of a sweep with more than `most_bytes` it is left to its own command."""
+    records = bytes_of_records(sweep)
+    if most_bytes is not None and records > most_bytes:
         yield f"python -m detsweep.analysis checklist {sweep.folder.name} (not here: {records / 1e6:.0f} MB of records)"
     else:
         yield from lines(checklist(sweep.folder))
@@ -162,9 +165,9 @@ def summary(sweep: Sweep) -> list[str]:
     faults = sorted(set(sweep.trials["fault"]) - {"none", ""})
     if faults:
         lines.append(f"faults were put in on purpose ({', '.join(faults)}): those rows are not findings")
-    baseline = sweep.trials[(sweep.trials["mitigation"] == "none") & (sweep.trials["fault"] == "none")]
-    if len(set(sweep.trials["mitigation"]) - {""}) > 1 and set(baseline["verdict"]) == {"pass"}:
-        lines.append("without mitigations nothing diverged: this sweep says nothing about what they cure")
+    lines += _outside_rates(sweep)
+    known = rates(sweep)
+    lines += [*stopped_lines(known), *against_lines(sweep, against_none(sweep, known))]
     lines += [*fleet_lines(sweep), *arm_lines(sweep), *mitigation_lines(sweep), *note_lines(sweep)]
     # A search looks for a cure, and its sets diverge on the way: no closer look at each of them.
     lines += search_lines(sweep) if sweep.search else closer_lines(sweep)
@@ -173,6 +176,15 @@ def summary(sweep: Sweep) -> list[str]:
         good = sum(word in GOOD for word in judged)
         lines.append(f"positive control: {good} of {len(judged)} cells as they should be")
     return lines
+
+
+def _outside_rates(sweep: Sweep) -> Iterator[str]:
+    """How many trials came to no verdict about repeating, and what to instead, where others of the sweep have one."""
+    verdicts = list(sweep.trials["verdict"].astype(str))
+    counts = {verdict: verdicts.count(verdict) for verdict in FAILED if verdict in verdicts}
+    if counts and any(verdict in VALID for verdict in verdicts):
+        said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        yield f"{sum(counts.values())} of {counted(len(verdicts), 'trial')} count in no rate: {said}"
 
 
 def exit_code(sweep: Sweep) -> int:
@@ -194,11 +206,12 @@ def exit_code(sweep: Sweep) -> int:
     return 0 if verdicts and verdicts <= {"pass", "recorded"} else 3
 
 
-def _readable(table: pd.DataFrame) -> pd.DataFrame:
+def readable(table: pd.DataFrame) -> pd.DataFrame:
     # The end of a log has lines of its own below the table.
     empty = ["error"] if (table["error"] == "").all() else []
     shown = table.drop(columns=["log_tail", *empty])
     shown["verdict"] = [mark(row) for row in table.to_dict("records")]
+    shown = with_rates_in_words(shown)
     for column in shown.columns:
         if column == "upper_bound":
             shown[column] = [_format(value, "< {:.1%}") for value in shown[column]]

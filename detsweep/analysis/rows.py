@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from detsweep import results
+from detsweep import results, stopping
 from detsweep.analysis.cells import Broken
 from detsweep.analysis.columns import DIVERGENCES, EFFECTS, TRIALS
 from detsweep.analysis.injected import clean, injections
@@ -28,7 +28,8 @@ Trials = dict[int, tuple[TrialPaths, Mapping[str, Any]]]
 def read_trials(paths: CellPaths, cell: Cell, *, recount: bool = False) -> Trials:
     """Every trial that a cell asks for or has, with its result; of mode `relaunch` as launches compare.
 
-    `recount`: the results are made anew from the records.
+    `recount`: the results are made anew from the records. Of a cell that stopped early
+    (`stop_after`) those that it did without are none of them.
     """
     numbers = {number for number, _ in paths.trials()} | set(range(cell["config"]["trials"]))
     found = {
@@ -36,7 +37,9 @@ def read_trials(paths: CellPaths, cell: Cell, *, recount: bool = False) -> Trial
         for number in sorted(numbers)
     }
     judged = settled(found, cell["config"])
-    return {number: (folder, judged[number]) for number, (folder, _) in found.items()}
+    known = {number: result for number, result in judged.items() if result["verdict"] != NO_VERDICT}
+    needless = judged.keys() - known.keys() if stopping.stopped(cell["config"], known) else ()
+    return {number: (folder, judged[number]) for number, (folder, _) in found.items() if number not in needless}
 
 
 def _result(trial: TrialPaths, cell: Cell, *, recount: bool) -> Mapping[str, Any] | None:

@@ -11,6 +11,9 @@ HEADERS = {
     "diverged": "diverged\n/valid",
     "replays": "replays\ndiverged",
     "upper_bound": "95%\nbound",
+    "rate": "rate\n(95%)",
+    "launch_rate": "rate of\nlaunches",
+    "against_none": "against no\nmitigation",
     "first": "first\ndivergence",
     "closer_look": "closer\nlook",
     "loss": "loss\ndiffers",
@@ -22,12 +25,20 @@ HEADERS = {
     "slug": "cell",
 }
 # These fold; the number is the least width at which they are still read.
-FOLDED = {HEADERS["first"]: 24, HEADERS["closer_look"]: 24, HEADERS["differs_from_baseline"]: 24, "error": 40}
+FOLDED = {
+    "stopped": 16,
+    HEADERS["first"]: 24,
+    HEADERS["closer_look"]: 24,
+    HEADERS["differs_from_baseline"]: 24,
+    "error": 40,
+}
 LONG = 80
 # An error's text stands below the table too.
-EXPENDABLE = ("error", "retries", *(HEADERS[name] for name in ("plain_step_ms", "step_ms", "upper_bound", "replays")),
-              "errors", *(HEADERS[name] for name in ("baseline_loss", "loss")), "baseline", HEADERS["diverged"],
-              "cause", "cost", HEADERS["closer_look"], "mitigation", "fault")  # fmt: skip
+EXPENDABLE = ("error", "retries", *(HEADERS[name] for name in ("plain_step_ms", "step_ms", "launch_rate")), "stopped",
+              *(HEADERS[name] for name in ("upper_bound", "replays")), "errors",
+              *(HEADERS[name] for name in ("baseline_loss", "loss")), "baseline",
+              *(HEADERS[name] for name in ("diverged", "rate")), "cause", "cost",
+              *(HEADERS[name] for name in ("against_none", "closer_look")), "mitigation", "fault")  # fmt: skip
 
 
 def fit(shown: pd.DataFrame, width: int, *, kept: Sequence[str] = ()) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -47,3 +49,19 @@ def missing(item: Any) -> bool:
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """A number and its noun: 1 trial, 2 trials."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def said(item: Any) -> Any:
+    """A field as it is, or no text where it holds nothing."""
+    return "" if missing(item) else item
+
+
+def median(values: Iterable[Any]) -> float:
+    """The median of the values that are there; NaN of none."""
+    numbers = [float(value) for value in values if not missing(value)]
+    return statistics.median(numbers) if numbers else math.nan
+
+
+def total(trials: Iterable[Mapping[str, Any]], column: str) -> int:
+    """The sum of a column of counts; what is missing counts nothing."""
+    return sum(int(trial[column]) for trial in trials if not missing(trial[column]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 
-from detsweep import environment
+from detsweep import environment, stopping
 from detsweep.dispatch.torchrun import ALONE, Place, environment_of, torchrun_arguments
 from detsweep.paths import SweepPaths
 from detsweep.plan import Cell, Plan
@@ -16,7 +16,10 @@ _GPUS = "CUDA_VISIBLE_DEVICES"
 
 def dry_run(plan: Plan, sweep: SweepPaths) -> None:
     """Print every cell and the exact command of its first trial; start nothing, write nothing."""
-    print(f"{len(plan.cells)} cells, {sum(cell.trials for cell in plan.cells)} trials, into {sweep.folder}")
+    rule = {key: value for key, value in stopping.rule_of(plan.options).items() if value is not None}
+    stops = "".join(f", stop_after.{key}={value}" for key, value in rule.items())
+    total = f"{'at most ' if rule else ''}{sum(cell.trials for cell in plan.cells)} trials{stops}"
+    print(f"{len(plan.cells)} cells, {total}, into {sweep.folder}")
     known, shell, gpus_here = sweep.cell_folders(), dict(os.environ), environment.visible_gpus()
     for number, cell in enumerate(plan.cells, start=1):
         paths = sweep.cell(cell.slug, cell.id, known)

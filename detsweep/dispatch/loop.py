@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from detsweep import asked, environment, locks, results
+from detsweep import asked, environment, locks, results, stopping
 from detsweep.crosstrial import settled
 from detsweep.dispatch import slurm
+from detsweep.dispatch.gate import Gate
 from detsweep.dispatch.local import LocalPool
 from detsweep.dispatch.pools import Pool, Trial
 from detsweep.dispatch.progress import Progress
@@ -109,7 +110,8 @@ def _launch(plan: Plan, sweep: SweepPaths, pool: Pool, stop: Stop, *, quiet: boo
             progress.note(f"{len(adopted)} are under way since an earlier command")
         for trial in adopted:
             progress.started(trial)
-        _drain(queue, plan, pool=pool, progress=progress, stop=stop)
+        gate = Gate(plan, lambda cell: _settled(cell, sweep), rounds=queued)
+        _drain(queue, gate, plan, pool=pool, progress=progress, stop=stop)
 
 
 def _drill(plan: Plan, sweep: SweepPaths, pool: Pool, stop: Stop) -> None:
@@ -185,11 +187,14 @@ def _outstanding(plan: Plan, sweep: SweepPaths, pool: Pool) -> list[Trial]:
                 continue
             paths.set_aside(number)
             spec = cell.spec(number)
-            write_json(trial.spec, spec)
             if cell.unsupported is not None:
+                write_json(trial.spec, spec)
                 write_json(trial.result, results.unsupported(spec, cell.unsupported))
-            else:
-                trials.append(Trial(cell, number, trial))
+                continue
+            if not stopping.has_rule(cell.config):
+                write_json(trial.spec, spec)
+            failed = result is not None and result["verdict"] not in results.SETTLED
+            trials.append(Trial(cell, number, trial, owed=failed and rerun == "errors"))
     return sorted(trials, key=lambda trial: trial.number)
 
 
@@ -213,14 +218,22 @@ def _again(result: Mapping[str, Any], rerun: str, *, unsupported: bool) -> bool:
     return rerun == "all" and not unsupported
 
 
-def _drain(queue: deque[Trial], plan: Plan, *, pool: Pool, progress: Progress, stop: Stop) -> None:
+def _drain(queue: deque[Trial], gate: Gate, plan: Plan, *, pool: Pool, progress: Progress, stop: Stop) -> None:
     launch = plan.options["launch"]
-    while (queue or pool.running) and not stop.requested:
-        for trial in pool.launch(queue):
+    passed: deque[Trial] = deque()
+    while not stop.requested:
+        for one in gate.withheld(queue, pool.running):
+            more = f" ({one.under_way} more under way)" if one.under_way else ""
+            progress.spared(one.spared, f"{plan.label(one.cell)}: stopped {one.stopped.words}{more}")
+        passed.extend(gate.passed(queue, [*pool.running, *passed], pool.width))
+        if not (queue or passed or pool.running):
+            return
+        for trial in pool.launch(passed):
             progress.started(trial)
-        if launch["detach"] and not queue:
+        if launch["detach"] and not (queue or passed):
             return
         for trial, result in pool.finished():
+            gate.ended(trial)
             progress.finished(trial, result)
             if launch["fail_fast"] and result["verdict"] not in ("pass", "recorded"):
                 progress.note("launch.fail_fast=true: no further trial is started")

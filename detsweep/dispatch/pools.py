@@ -16,11 +16,12 @@ from detsweep.plan import Cell
 
 @dataclass(frozen=True)
 class Trial:
-    """One launch of one cell that is to be made."""
+    """One launch of one cell that is to be made. `owed`: it was made before, and failed; no rule makes it needless."""
 
     cell: Cell
     number: int
     paths: TrialPaths
+    owed: bool = False
 
 
 class Pool(Protocol):

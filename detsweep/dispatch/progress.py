@@ -95,6 +95,13 @@ class Progress:
             self._console.print(line)
         self._bar.update(self._task, completed=self._done)
 
+    def spared(self, count: int, text: str) -> None:
+        """So many trials need not be launched: say why, and count them out."""
+        self._total -= count
+        self._left -= count
+        self.note(text)
+        self._bar.update(self._task, total=self._total)
+
     def note(self, text: str) -> None:
         """Print a line."""
         if not self._quiet:

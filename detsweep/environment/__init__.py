@@ -17,6 +17,7 @@ from detsweep.environment.child import (
 )
 from detsweep.environment.differences import EnvironmentDifference, environment_differences, facts
 from detsweep.environment.gpus import gpu_platform, visible_gpus
+from detsweep.environment.machine import machine
 
 __all__ = [
     "FOREIGN",
@@ -33,6 +34,7 @@ __all__ = [
     "gpu_platform",
     "isolated",
     "kept_out",
+    "machine",
     "of_torchrun",
     "overruled",
     "thread_variables",

@@ -95,6 +95,19 @@ class SweepPaths:
         return self.folder / "matrix.csv"
 
     @property
+    def matrix_json(self) -> Path:
+        return self.folder / "matrix.json"
+
+    @property
+    def matrix_html(self) -> Path:
+        return self.folder / "matrix.html"
+
+    @property
+    def frames(self) -> Path:
+        """The folder of the frames as Parquet."""
+        return self.folder / "frames"
+
+    @property
     def search(self) -> Path:
         """What a search has tried and found."""
         return self.folder / "search.json"

@@ -14,13 +14,6 @@ class TrialPaths:
 
     folder: Path
 
-    def knows(self, path: Path) -> bool:
-        """Whether a file or folder of the trial has a name that detsweep gives, ranks' files apart."""
-        known = {self.spec, self.job, self.result, self.logs, self.failed, self.meeting, self.claim, self.cache,
-                 self.checkpoint, self.recording.folder}  # fmt: skip
-        # Files that are being written have a dot before their name.
-        return path in known or path.name.startswith((".", "exits", "node"))
-
     @property
     def spec(self) -> Path:
         return self.folder / "spec.json"

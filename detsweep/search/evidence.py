@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from detsweep import modes
+from detsweep.chances import held
 from detsweep.crosstrial import COMPARABLE
 
 
@@ -37,15 +38,14 @@ class Evidence:
 def evidence(results: Mapping[int, Mapping[str, Any]], config: Mapping[str, Any]) -> Evidence:
     """Sum up the results of a cell's launches, settled where launches are compared with each other."""
     valid = [result for result in results.values() if result["verdict"] in COMPARABLE]
-    relaunched = config["mode"]["name"] == "relaunch"
-    held = [one for place, one in enumerate(valid) if place or not relaunched or _diverged(one, config)]
+    counted = held(valid, config)
     failed = [result for result in results.values() if result["verdict"] not in (*COMPARABLE, "none")]
     return Evidence(
         launches=len(valid),
         compared=sum(_compared(result, config) for result in valid),
         diverged=sum(_diverged(result, config) for result in valid),
-        diverged_launches=sum(_diverged(result, config) > 0 for result in held),
-        compared_launches=len(held),
+        diverged_launches=sum(_diverged(result, config) > 0 for result in counted),
+        compared_launches=len(counted),
         inert=_inert(valid),
         error=str(failed[0].get("error") or failed[0]["verdict"]) if failed else None,
     )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from detsweep import environment
+from detsweep import environment, stopping
 from detsweep.baselines import value_of
 from detsweep.mitigations import Preset, chosen, combine
 from detsweep.plan import Cell
@@ -149,5 +149,8 @@ def contradictions(cells: Sequence[Cell]) -> Iterator[str]:
         yield f"launch.fail_fast=true: does not go with search={name}, in which sets diverge on the way"
     if config["launch"]["rerun"] == "all":
         yield f"launch.rerun=all: does not go with search={name}, which would repeat itself without an end"
+    for key, value in stopping.rule_of(config).items():
+        if value is not None:
+            yield f"stop_after.{key}={value}: does not go with search={name}, which makes as many launches as it takes"
     if cells[0].unsupported:
         yield f"search={name}: the cell cannot run here: {cells[0].unsupported}"

@@ -12,11 +12,11 @@ import torch
 
 from detsweep import modes
 from detsweep.environment import THREAD_VARIABLES
+from detsweep.environment.libraries import loaded
 from detsweep.mitigations import Variable, catalogue
 from detsweep.mitigations.torch_switches import read_back
 from detsweep.worker import variables
 from detsweep.worker.canaries import CANARIES, SWITCH_CANARIES, Seen, said_by_nccl
-from detsweep.worker.libraries import loaded
 
 OWN = "env"
 """The name under which a cell's own variables (`+env.NAME=value`) stand beside its mitigations."""

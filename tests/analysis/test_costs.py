@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from detsweep import Sweep, load
+from detsweep.analysis.celltable import cell_table
 from detsweep.analysis.costs import COST_COLUMNS, Cost, Launched, cost, cost_words, median_bounds
 from detsweep.analysis.findings import mitigation_lines
-from detsweep.analysis.matrix import cell_table
 from detsweep.paths import write_json
 from tests.support import plan_of, trial_of, write_cells, write_trial
 

@@ -10,8 +10,8 @@ import pytest
 
 from detsweep import load
 from detsweep.analysis import exit_code
+from detsweep.analysis.celltable import cell_table
 from detsweep.analysis.frames import Sweep
-from detsweep.analysis.matrix import cell_table
 from detsweep.paths import FileError, write_json
 from tests.support import BLOCK_0_POST, plan_of, trial_of, write_cells, write_failure, write_trial
 

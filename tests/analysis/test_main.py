@@ -13,6 +13,8 @@ from detsweep.analysis.checklist import checklist, lines
 from detsweep.paths import SweepPaths, read_json, write_json
 from tests.support import BLOCK_0_POST, plan_of, trial_of, write_cells, write_trial
 
+USAGE = "usage: python -m detsweep.analysis [-h]"
+
 
 def _sweep(folder: Path, *, ran: bool = True) -> None:
     """A sweep of one cell that diverged; of a checkout without changes, and without environments."""
@@ -47,6 +49,55 @@ def test_the_folder_alone_is_the_matrix(
     assert "✗ diverged" in capsys.readouterr().out
     assert SweepPaths(tmp_path).matrix_md.exists()
     assert SweepPaths(tmp_path).matrix_csv.exists()
+    assert SweepPaths(tmp_path).matrix_html.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "written"),
+    [
+        ((), ("matrix.html", "<!doctype html>")),
+        (("--format", "html"), ("matrix.html", "<!doctype html>")),
+        (("--format", "md"), ("matrix.md", "# Divergence matrix")),
+        (("--format", "csv"), ("matrix.csv", "slug,verdict")),
+        (("--format", "json"), ("matrix.json", "{")),
+    ],
+)
+def test_the_report_is_written_where_it_belongs_and_its_place_is_printed(
+    words: tuple[str, ...],
+    written: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _sweep(tmp_path)
+    name, begins = written
+    assert _run(monkeypatch, "report", str(tmp_path), *words) == 0
+    assert capsys.readouterr().out == f"{tmp_path / name}\n"
+    assert (tmp_path / name).read_text().lstrip().startswith(begins)
+
+
+def test_the_report_goes_to_a_file_or_into_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _sweep(tmp_path / "sweep")
+    for to, place in (("a.html", "a.html"), ("new/b.html", "new/b.html"), (".", "matrix.html")):
+        assert _run(monkeypatch, "report", str(tmp_path / "sweep"), "-o", str(tmp_path / to)) == 0
+        assert capsys.readouterr().out == f"{tmp_path / place}\n"
+        assert (tmp_path / place).exists()
+    assert not SweepPaths(tmp_path / "sweep").matrix_html.exists()
+
+
+def test_a_report_that_cannot_be_written_is_one_line_and_3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _sweep(tmp_path)
+    taken = tmp_path / "taken"
+    taken.write_text("x")
+    assert _run(monkeypatch, "report", str(tmp_path), "-o", str(taken / "a.html")) == 3
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("detsweep: the report could not be written: ")
+    assert len(printed.err.splitlines()) == 1
 
 
 def test_the_checklist_is_printed_and_nothing_is_written(
@@ -89,7 +140,7 @@ def test_a_divergence_is_no_answer_of_the_checklist(
     assert _run(monkeypatch, str(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("command", [(), ("checklist",)])
+@pytest.mark.parametrize("command", [(), ("checklist",), ("report",)])
 def test_a_folder_without_a_sweep_is_one_line_and_2(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,17 +153,22 @@ def test_a_folder_without_a_sweep_is_one_line_and_2(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ((), "the following arguments are required: folder (usage: python -m detsweep.analysis [-h] folder)"),
+        (
+            (),
+            f"the following arguments are required: folder ({USAGE} [--recount] folder [folder ...])",
+        ),
         (
             ("checklist",),
             "the following arguments are required: folder (usage: python -m detsweep.analysis checklist [-h] folder)",
         ),
-        (("a", "b"), "unrecognized arguments: b (usage: python -m detsweep.analysis [-h] folder)"),
         (
             ("checklist", "a", "b"),
             "unrecognized arguments: b (usage: python -m detsweep.analysis checklist [-h] folder)",
         ),
-        (("a", "checklist"), "unrecognized arguments: checklist (usage: python -m detsweep.analysis [-h] folder)"),
+        (
+            ("a", "--fast"),
+            f"unrecognized arguments: --fast ({USAGE} [--recount] folder [folder ...])",
+        ),
         (
             ("checklist", "--json", "a"),
             "unrecognized arguments: --json (usage: python -m detsweep.analysis checklist [-h] folder)",
@@ -127,11 +183,49 @@ def test_wrong_arguments_are_one_line_and_2(
     assert (printed.out, printed.err) == ("", f"detsweep: {line}\n")
 
 
+def test_several_folders_are_one_table_and_no_folder_is_written_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, differs in (("monday", None), ("tuesday", {0: {(0, 2): BLOCK_0_POST}})):
+        (cell,) = (plan := plan_of(["seed=1"])).cells
+        write_trial(trial_of(write_cells(tmp_path / name, plan), cell), cell, differs=differs)
+    assert _run(monkeypatch, str(tmp_path / "monday"), str(tmp_path / "tuesday")) == 1
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[:3] for row in rows if row[:1] in (["monday"], ["tuesday"])] == [
+        ["monday", "✓", "pass"],
+        ["tuesday", "✗", "diverged"],
+    ]
+    assert not list(tmp_path.rglob("matrix.*"))
+    assert _run(monkeypatch, str(tmp_path / "monday"), str(tmp_path / "nowhere")) == 2
+
+
+def test_results_can_be_judged_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (cell,) = (plan := plan_of(["seed=1"])).cells
+    trial = trial_of(write_cells(tmp_path, plan), cell)
+    write_trial(trial, cell)
+    trial.result.unlink()
+    assert _run(monkeypatch, str(tmp_path)) == 3
+    assert _run(monkeypatch, str(tmp_path), "--recount") == 0
+    assert "judged from its records: it has no result.json" in capsys.readouterr().out
+
+
+def test_an_unknown_form_of_the_report_is_one_line_and_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _left(monkeypatch, "report", "a", "--format", "pdf") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("detsweep: argument --format: invalid choice: 'pdf' (choose from ")
+    assert all(form in line for form in ("md", "csv", "json", "html", "parquet"))
+
+
 def test_help_names_the_other_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert _left(monkeypatch, "--help") == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "python -m detsweep.analysis checklist FOLDER" in printed
-    assert "./checklist" in printed
+    assert "python -m detsweep.analysis report FOLDER" in printed
+    assert "./report" in printed
     assert _left(monkeypatch, "checklist", "-h") == 0
     assert "usage: python -m detsweep.analysis checklist [-h] folder" in capsys.readouterr().out
 

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from detsweep import Sweep, load
-from detsweep.analysis.matrix import cell_table
+from detsweep.analysis.celltable import cell_table
 from detsweep.analysis.verdicts import WORST_FIRST, worst
 from detsweep.analysis.words import describe_first, describe_place
 from detsweep.bounds import upper_bound

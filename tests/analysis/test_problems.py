@@ -9,8 +9,8 @@ import pytest
 
 from detsweep import load
 from detsweep.analysis.frames import Sweep
-from detsweep.analysis.matrix import cell_table
-from detsweep.analysis.report import markdown, print_report, problem_lines, write_report
+from detsweep.analysis.report import print_report, write_report
+from detsweep.analysis.unread import unread
 from detsweep.paths import SweepPaths, TrialPaths, read_json, write_json
 from detsweep.plan import Plan
 from tests.support import plan_of, trial_of, write_cells, write_trial
@@ -80,7 +80,7 @@ def _appears(path: Path) -> None:
         ("spec.json", _other_schema, "has schema 99, this version reads 2"),
         ("rank002.jsonl", _appears, "is of a rank that the trial does not have: it has 2"),
         ("environment-rank007.json", _appears, "is of a rank that the trial does not have: it has 2"),
-        ("core.1234", _appears, "is no file of detsweep"),
+        ("core.1234", _appears, "is no file of a trial"),
     ],
 )
 def test_what_is_wrong_with_a_trials_file_is_named_everywhere(
@@ -123,31 +123,11 @@ def test_a_cell_or_sweep_that_cannot_be_read_is_named(
     assert any(words in said for words in ("is missing", "cannot be read", "has schema 99"))
 
 
-def test_what_lies_among_the_cells_and_is_none_is_named(tmp_path: Path) -> None:
-    sweep, _, _ = _sweep(tmp_path)
-    (sweep.folder / "cells" / "notes.txt").write_text("do not look")
-    (sweep.folder / "cells" / "stray").mkdir()
-    assert _found(load(tmp_path)) == [
-        ("cells/stray/cell.json", "is missing"),
-        ("cells/notes.txt", "is no file of a sweep"),
-    ]
-
-
-def test_a_large_sweep_is_not_read_through_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_sweep_is_not_read_through_unasked(tmp_path: Path) -> None:
     _, _, trial = _sweep(tmp_path)
     _flip(trial.records(1))
     loaded = load(tmp_path)
-    assert len(list(problem_lines(loaded))) == 1
-    monkeypatch.setattr("detsweep.analysis.report.CHECKED_AT_ONCE", 10)
-    (line,) = problem_lines(loaded)
-    assert line.endswith("MB of records were not read to see whether they are whole: see .problems")
+    assert len(unread(loaded)) == 1
+    (line,) = unread(loaded, most_bytes=10)
+    assert line.endswith("MB of records were not read to see whether they are whole: .problems does")
     assert len(loaded.checked(records=False)) == 0
-
-
-def test_many_files_are_counted_and_not_all_listed(tmp_path: Path) -> None:
-    _, _, trial = _sweep(tmp_path)
-    for number in range(12):
-        (trial.folder / f"core.{number}").touch()
-    loaded = load(tmp_path)
-    assert list(problem_lines(loaded))[-1] == "4 more files of this kind: .problems"
-    assert "## Files" in list(markdown(loaded, cell_table(loaded)))

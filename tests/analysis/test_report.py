@@ -16,9 +16,10 @@ from rich.console import Console
 
 from detsweep import Sweep, load
 from detsweep.analysis import exit_code, print_report, write_report
+from detsweep.analysis.celltable import MATRIX_COLUMNS, cell_table
 from detsweep.analysis.findings import campaign_lines, closer_lines
 from detsweep.analysis.marks import MARKS
-from detsweep.analysis.matrix import MATRIX_COLUMNS, cell_table
+from detsweep.analysis.rates import NUMBERS_ALONE
 from detsweep.analysis.report import failures, markdown, summary
 from detsweep.analysis.widths import EXPENDABLE, HEADERS, fit
 from detsweep.paths import TrialPaths, write_json
@@ -308,7 +309,7 @@ def test_a_folder_that_cannot_be_written_is_said_and_costs_no_report(
     # Where a folder stands no file can be put, whoever asks.
     (tmp_path / "matrix.csv" / "taken").mkdir(parents=True)
     write_report(sweep)
-    assert capsys.readouterr().err.startswith("detsweep: matrix.md and matrix.csv could not be written: ")
+    assert capsys.readouterr().err.startswith("detsweep: matrix.md, matrix.csv and matrix.html could not be written: ")
     assert MARKS["diverged"] in _printed(sweep)
     assert exit_code(sweep) == 1
 
@@ -445,6 +446,9 @@ def test_the_command_refuses_a_folder_without_a_sweep_in_one_line(tmp_path: Path
 # --- every column ----------------------------------------------------------------------------------------------------
 
 
+IN_WORDS = [name for name in MATRIX_COLUMNS if name not in ("log_tail", *NUMBERS_ALONE)]
+
+
 def _full_sweep(folder: Path, *more: str) -> Sweep:
     """A sweep in which every column of the table has something to say."""
     points = [
@@ -452,7 +456,8 @@ def _full_sweep(folder: Path, *more: str) -> Sweep:
         for dtype in ("bf16", "bf16_mixed")
         for mitigation in ("none", "recipe")
     ]
-    plan = plan_of(*points, common=["fault=bit_flip", "against=dtype:bf16", "world.nproc_per_node=3", *more])
+    common = ["fault=bit_flip", "against=dtype:bf16", "world.nproc_per_node=3", "trials=2", "stop_after.divergences=1"]
+    plan = plan_of(*points, common=[*common, *more])
     sweep = write_cells(folder, plan)
     everywhere = {rank: {(0, 2): BLOCK_0_POST} for rank in range(3)}
     for cell in plan.cells[:3]:
@@ -461,9 +466,10 @@ def _full_sweep(folder: Path, *more: str) -> Sweep:
             name: {"deterministic_algorithms": "effective"} for name in cell.config["mitigation"] if name != "none"
         }
         differs = everywhere if mixed else {}
-        trial = trial_of(sweep, cell)
-        result = write_trial(trial, cell, differs=differs, injected=as_planned(cell), effects=became)
-        write_json(trial.result, {**result, "retries": 1})
+        for number in range(1 if mixed else 2):
+            trial = trial_of(sweep, cell, number)
+            result = write_trial(trial, cell, number, differs=differs, injected=as_planned(cell), effects=became)
+            write_json(trial.result, {**result, "retries": 1})
     write_failure(trial_of(sweep, plan.cells[3]), plan.cells[3], error=ERROR)
     closer = plan.cells[2].closer()
     assert closer is not None
@@ -475,7 +481,7 @@ def _full_sweep(folder: Path, *more: str) -> Sweep:
 def test_every_column_of_the_matrix_has_its_place_in_markdown_csv_and_a_wide_print(tmp_path: Path) -> None:
     sweep = _full_sweep(tmp_path)
     write_report(sweep)
-    titles = {HEADERS.get(name, name).replace("\n", " ") for name in MATRIX_COLUMNS} - {"log_tail"}
+    titles = {HEADERS.get(name, name).replace("\n", " ") for name in IN_WORDS}
     (row, *_) = _markdown_table((tmp_path / "matrix.md").read_text())
     assert titles <= set(row)
     assert set(MATRIX_COLUMNS) <= set(pd.read_csv(tmp_path / "matrix.csv").columns)
@@ -495,7 +501,7 @@ def test_a_full_table_fits_the_terminal_and_what_is_dropped_is_said(tmp_path: Pa
     assert max(map(len, table)) <= width
     (line,) = [line for line in text.splitlines() if line.startswith("(in matrix.md")]
     left_out = line.removeprefix("(in matrix.md, too wide for here: ").removesuffix(")").split(", ")
-    titles = [HEADERS.get(name, name).replace("\n", " ") for name in ("dtype", *MATRIX_COLUMNS) if name != "log_tail"]
+    titles = [HEADERS.get(name, name).replace("\n", " ") for name in ("dtype", *IN_WORDS)]
     assert set(left_out) < set(titles)
     # A column is there with its whole header, or is said to be left out.
     shown = " ".join(title for title in titles if title not in left_out)

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from detsweep import load
+from detsweep.analysis.celltable import cell_table
 from detsweep.analysis.frames import Sweep
 from detsweep.analysis.marks import MARKS, mark
-from detsweep.analysis.matrix import cell_table
 from detsweep.analysis.report import print_report, write_report
 from detsweep.analysis.styled import NO_CELL, as_text
 from tests.support import BLOCK_0_POST, plan_of, trial_of, write_cells, write_failure, write_trial

@@ -223,6 +223,14 @@ def test_a_dry_run_shows_commands_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_says_when_cells_stop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["trials=20", "stop_after.divergences=2", "stop_after.bound=0.05"]
+    dry_run(plan_of(["seed=1"], ["seed=2"], common=common), SweepPaths(tmp_path / "runs"))
+    first = capsys.readouterr().out.splitlines()[0]
+    told = "at most 40 trials, stop_after.divergences=2, stop_after.bound=0.05"
+    assert first == f"2 cells, {told}, into {tmp_path / 'runs'}"
+
+
 def test_progress_says_which_trial_ended_how_and_what_is_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -267,6 +267,14 @@ def test_what_does_not_go_with_a_search_is_said(overrides: list[str], line: str)
     assert list(contradictions(plan.cells)) == [line]
 
 
+def test_a_search_makes_as_many_launches_as_it_takes() -> None:
+    cell = one_cell("search=minimal", "trials=3", "stop_after.divergences=2", "stop_after.bound=0.1")
+    assert list(contradictions([cell])) == [
+        "stop_after.divergences=2: does not go with search=minimal, which makes as many launches as it takes",
+        "stop_after.bound=0.1: does not go with search=minimal, which makes as many launches as it takes",
+    ]
+
+
 def test_a_search_takes_one_cell() -> None:
     cells = plan_of(["seed=1"], ["seed=2"], ["seed=3"], common=["search=culprit"]).cells
     assert list(contradictions(cells)) == ["search=culprit: takes one cell, the command line has 3"]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from detsweep.environment.libraries import loaded
 from detsweep.mitigations import catalogue
 from detsweep.mitigations.effect import UNDONE
 from detsweep.mitigations.switches import SWITCHES
@@ -21,7 +22,6 @@ from detsweep.mitigations.torch_switches import read_back
 from detsweep.mitigations.variables import READERS
 from detsweep.worker.effects import _IDLE, _READERS, Effect, Process, effects, lost, switch_effect, to_json
 from detsweep.worker.effects import variable_effect as effect_of
-from detsweep.worker.libraries import loaded
 from tests.support import compose
 
 STARTED = {

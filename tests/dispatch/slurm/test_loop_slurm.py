@@ -14,11 +14,11 @@ from detsweep.dispatch import run_trials
 from detsweep.dispatch.slurm import pool
 from detsweep.dispatch.slurm import submission as submitting
 from detsweep.nodes import ClusterError
-from detsweep.paths import SweepPaths, read_json
+from detsweep.paths import SweepPaths, TrialPaths, read_json
 from detsweep.plan import Plan
 from tests.dispatch.slurm.commands import Cluster
 from tests.running import eventually
-from tests.support import plan_of, trial_of, write_trial
+from tests.support import INPUT, plan_of, trial_of, write_trial
 
 COMMON = ["launch=slurm", "launch.ask_s=1"]
 
@@ -64,6 +64,34 @@ def test_the_loop_returns_when_every_trial_has_its_result(
     assert "[2/2] seed=1: pass in 1.5 s" in capsys.readouterr().out
     assert sweep.arrays() == []
     assert cluster.count()["scancel"] == 0
+
+
+def test_trials_that_may_not_be_needed_are_submitted_in_rounds_as_wide_as_the_sweep_may_be(
+    sweep: SweepPaths, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = _plan("trials=4", "launch.max_parallel=2", "stop_after.divergences=1")
+
+    def end() -> None:
+        """Each round ends whole; the first cell diverges at once."""
+        done: set[TrialPaths] = set()
+        while len(done) < 5:
+            eventually(lambda: len(cluster.jobs) > len(done) or None, 20)
+            waiting = [(cell, n) for n in range(4) for cell in plan.cells if trial_of(sweep, cell, n).spec.exists()]
+            for cell, number in waiting:
+                trial = trial_of(sweep, cell, number)
+                if not trial.result.exists():
+                    differs = {0: {(0, 2): INPUT}} if cell == plan.cells[0] else {}
+                    write_trial(trial, cell, number, differs=differs)
+                    done.add(trial)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    assert run_trials(plan, sweep, [])
+    thread.join()
+    # Both cells once; then the one that is not done, two at a time, and the last one.
+    assert sorted(cluster.jobs) == ["101_0", "101_1", "102_0", "102_1", "103"]
+    assert [len(list(paths.trials())) for paths in sweep.all_cells()] == [1, 4]
+    assert "seed=0: stopped after 1 of 4 trials: 1 diverged" in capsys.readouterr().out
 
 
 def test_a_sweep_that_is_left_alone_returns_at_once_and_cancels_nothing(sweep: SweepPaths, cluster: Cluster) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from detsweep.worker.libraries import loaded, versions
+from detsweep.environment.libraries import DIGEST_LIMIT, described, loaded, versions
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the kernel does not tell what is loaded")
 CC = shutil.which("cc")
@@ -24,7 +25,7 @@ int cublasLtGetProperty(int type, int *value) { *value = 12; return type == 2 ? 
 """
 LOAD = """
 import ctypes, json, sys
-from detsweep.worker.libraries import loaded, versions
+from detsweep.environment.libraries import loaded, versions
 before = loaded()
 handles = [ctypes.CDLL(path) for path in sys.argv[1:]]
 now = loaded()
@@ -117,3 +118,32 @@ def test_a_link_without_a_version_leads_to_the_file_that_has_one(tmp_path: Path)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_there_is_nothing_of_its_libraries() -> None:
     assert versions(loaded()).keys() <= {"mkl", "onednn", "openmp"}
+
+
+def test_a_library_is_described_by_its_build_and_its_bytes(folder: Path) -> None:
+    path = folder / "libcublas.so.12"
+    built = folder / "with-an-id.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-Wl,--build-id=0x0123abcd", "-o", built, folder / "a.c"], check=True)
+    assert described(str(built))["build_id"] == "0123abcd"
+    told = described(str(path))
+    assert told["size"] == path.stat().st_size
+    assert told["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_the_digest_of_a_large_one_is_taken_only_when_asked_for(tmp_path: Path) -> None:
+    large = tmp_path / "liblarge.so"
+    with large.open("wb") as stream:
+        stream.truncate(DIGEST_LIMIT + 1)
+    assert "sha256" not in described(str(large))
+    assert len(described(str(large), whole=True)["sha256"]) == 64
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF\x02", b"no library", b"\x7fELF\x02\x01" + b"\xff" * 200])
+def test_what_is_no_library_has_no_build_id(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.so").write_bytes(content)
+    assert described(str(tmp_path / "x.so"))["build_id"] is None
+
+
+def test_one_that_is_gone_by_now_is_said_to_be(tmp_path: Path) -> None:
+    path = str(tmp_path / "libgone.so")
+    assert described(path) == {"path": path, "unreadable": "No such file or directory"}

@@ -1,0 +1,117 @@
+"""What a text assigns to names that say of their values that they are secrets, or somebody's names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from detsweep.bundling.patterns import kind_of
+
+_ASSIGNED = re.compile(
+    r"""
+    (?P<name> --[a-z][a-z0-9_.-]* | [A-Za-z_][\w.]* )
+    (?P<mark> \\*["']? [ \t]* (?: => | = | : ) [ \t]* )
+    (?P<value>
+        (?P<quote> \\+["'] ) [^\n]*? (?<!\\) (?P=quote)     # in quotes that are escaped themselves
+      | "(?: [^"\\] | \\. )*" | '(?: [^'\\] | \\. )*'
+      | \\* ["'] [^\s"']+                                   # in quotes that are not closed
+      | (?! [{\[(<] ) [^\s"',;&)}\]\\]+
+    )
+    """,
+    re.VERBOSE,
+)
+_OPTION = re.compile(
+    r"(?P<name>--(?:account|partition|qos|reservation|nodelist|exclude))(?P<mark>\s+)(?P<value>[^\s\"',;]+)"
+)
+_HINTS = (
+    "token", "secret", "pass", "key", "auth", "private", "session", "signature", "cert", "credential", "cookie",
+    "webhook", "netrc", "pwd", "_pw", "dsn", "salt", "otp", "pin", "user", "logname", "host", "node", "master_addr",
+    "account", "partition", "qos", "reservation", "exclude", "slurm", "serial", "uuid", "guid", "unique",
+)  # fmt: skip
+"""One of these is in every name that says something, in small letters."""
+_LONGEST_NAME = 200
+_NO_VALUE = ("", "none", "null", "unset")
+WHOLE = re.compile(r"(?P<mark>[+~]*)(?P<name>[A-Za-z_][\w.@/-]*)=(?P<value>.*)", re.DOTALL)
+"""An override of the command line: all of its rest is the value."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A name, its value, and where the value lies in the text.
+
+    `sure`: whether the name alone says that it is one; `token: embedding` in running text may be anything.
+    """
+
+    name: str
+    value: str
+    start: int
+    end: int
+    sure: bool
+
+
+def assignments(text: str) -> Iterator[Assignment]:
+    """All that a text assigns and that is a secret or a name, in order: `NAME=value`, `"name": "value"`, `--name v`."""
+    for start in _names(text):
+        match = _ASSIGNED.match(text, start) or _OPTION.match(text, start)
+        if match is not None and (found := _assignment(match)) is not None:
+            yield found
+
+
+def _names(text: str) -> list[int]:
+    """Where names begin that have one of the hints in them: looking there alone is what makes long texts fast."""
+    lower = text.lower()
+    starts = set()
+    for hint in _HINTS:
+        place = lower.find(hint)
+        while place >= 0:
+            earliest = max(place - _LONGEST_NAME, 0)
+            before = text[earliest:place]
+            starts.add(place - len(_tail(before, "_.")))
+            if (option := _tail(before, "_.-")).startswith("--"):
+                starts.add(place - len(option))
+            place = lower.find(hint, place + 1)
+    return sorted(starts)
+
+
+def _tail(text: str, marks: str) -> str:
+    """The end of a text that consists of letters, digits and some marks."""
+    length = len(text)
+    while length and (text[length - 1].isalnum() or text[length - 1] in marks):
+        length -= 1
+    return text[length:]
+
+
+def _assignment(match: re.Match[str]) -> Assignment | None:
+    name, mark, (before, value) = match["name"], match["mark"], _unquoted(match["value"])
+    kind = kind_of(name)
+    if kind is None or value.lower() in _NO_VALUE:
+        return None
+    quoted = '"' in mark or "'" in mark
+    sure = kind != "secret" or quoted or name.rpartition(".")[2].isupper() or name.startswith("env.")
+    if not sure and "=" not in mark and not looks_secret(value):
+        return None
+    start = match.start("value") + len(before)
+    return Assignment(name, value, start, start + len(value), sure)
+
+
+def _unquoted(text: str) -> tuple[str, str]:
+    """What stands before a value in its quotes, and the value."""
+    opening = re.match(r"\\*[\"']", text)
+    if opening is None:
+        return "", text
+    rest = text[opening.end() :]
+    closing = re.search(r"\\*[\"']$", rest)
+    return opening[0], rest[: closing.start()] if closing else rest
+
+
+def override_values(value: str) -> list[str]:
+    """The values of an override, one for each point of a sweep, without the quotes that Hydra takes away."""
+    if value[:1] in ("'", '"') and value[-1:] == value[:1] and len(value) > 1:
+        return [value[1:-1]]
+    return value.split(",")
+
+
+def looks_secret(value: str) -> bool:
+    """Whether a text is one that nobody would use as an ordinary word."""
+    return len(value) >= 16 or (len(value) >= 8 and any(c.isdigit() for c in value) and any(c.isalpha() for c in value))

@@ -1,0 +1,213 @@
+"""The redaction of a sweep that lies in a folder of our own: files, their names, and what says how long they are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from detsweep.bundling import vocabulary
+from detsweep.bundling.collecting import Collector
+from detsweep.bundling.names import Names
+from detsweep.bundling.redacting import Redactor
+from detsweep.bundling.taking import files_below
+from detsweep.paths import FileError, SweepPaths, read_json, write_text
+
+COMPRESSED = {
+    b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2",
+    b"PAR1": "Parquet", b"ARROW1": "Arrow", b"\x89PNG": "PNG", b"%PDF": "PDF",
+}  # fmt: skip
+"""How files begin in which text is compressed, and cannot be seen."""
+
+
+@dataclass(frozen=True)
+class Redaction:
+    """What was done: `names` holds what was removed, `redactor` does the same to other texts.
+
+    `left_out`: files that could not be kept, by their new names, and why. `renamed`: new names of files by the old.
+    """
+
+    names: Names
+    redactor: Redactor
+    left_out: Mapping[str, str]
+    renamed: Mapping[str, str]
+
+
+def redact(staged: Path, original: Path, others: Mapping[str, str]) -> Redaction:
+    """Remove names and secrets from the sweep in the folder `staged`, which was copied from `original`.
+
+    `others`: further texts that go with it, by their file names; they are only looked at.
+    """
+    words = frozenset(_vocabulary(staged))
+    names = Names(words)
+    collector = Collector(names)
+    collector.machine(original)
+    for name, path in files_below(staged):
+        collector.text(name)
+        if (text := _text(path)) is not None:
+            _collect(collector, path.name, text)
+    for name, text in others.items():
+        _collect(collector, name, text)
+    collector.settle()
+    redactor = Redactor(names, words)
+    for kind, old, new in list(_cells(staged, redactor)):
+        names.add(kind, old, new)
+    names.settle()
+    left_out: dict[str, str] = {}
+    renamed: dict[str, str] = {}
+    sizes: dict[Path, tuple[int, int]] = {}
+    for name, path in list(files_below(staged)):
+        new = _free(staged, redactor.path(name), name)
+        before = path.stat().st_size
+        if why := _rewrite(path, redactor, names):
+            path.unlink()
+            left_out[new] = why
+            continue
+        target = staged / new
+        if target != path:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(target)
+            renamed[name] = new
+        sizes[target] = (before, target.stat().st_size)
+    _remove_empty(staged)
+    _fix_sizes(staged, sizes)
+    return Redaction(names, redactor, left_out, renamed)
+
+
+def _vocabulary(staged: Path) -> Iterator[str]:
+    yield from vocabulary.own()
+    for _, path in files_below(staged):
+        if path.suffix == ".json":
+            try:
+                yield from vocabulary.of_keys(read_json(path))
+            except FileError:
+                continue
+        elif path.suffix == ".jsonl":
+            yield from vocabulary.of_records(path)
+
+
+def _collect(collector: Collector, name: str, text: str) -> None:
+    """Take up what one file holds; JSON by its keys, and all else as running text."""
+    if name.endswith(".json"):
+        try:
+            collector.json(json.loads(text), file=name)
+            return
+        except ValueError:
+            pass
+    if name.endswith(".jsonl") and "\\" in text:
+        for line in text.splitlines():
+            try:
+                collector.json(json.loads(line), file=name)
+            except ValueError:
+                collector.text(line)
+        return
+    collector.text(text)
+
+
+def _text(path: Path) -> str | None:
+    """The text of a file; None where it is no text."""
+    with path.open("rb") as stream:
+        if b"\0" in stream.read(_HEAD):
+            return None
+    data = path.read_bytes()
+    try:
+        return None if b"\0" in data else data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+_HEAD = 1 << 16
+
+
+def _rewrite(path: Path, redactor: Redactor, names: Names) -> str | None:
+    """Redact one file in its place; where that cannot be done, why it must be left out."""
+    text = _text(path)
+    if text is None:
+        with path.open("rb") as stream:
+            head = stream.read(16)
+            kind = next((kind for start, kind in COMPRESSED.items() if head.startswith(start)), None)
+            if kind is not None:
+                return f"{kind}: what is in it cannot be looked at"
+            stream.seek(0)
+            return "binary, and holds a name or a secret" if found_in(stream, names, text=False) else None
+    by_kind = {".json": redactor.document, ".jsonl": redactor.jsonl}.get(path.suffix)
+    told = redactor.text(text) if by_kind is None else by_kind(text, file=path.name)
+    if told != text:
+        write_text(path, told)
+    return None
+
+
+def found_in(stream: IO[bytes], names: Names, *, text: bool) -> list[str]:
+    """The labels of what appears in a stream of bytes of any length, which is gone through piece by piece."""
+    found: dict[str, None] = {}
+    before = b""
+    while piece := stream.read(_PIECE):
+        # What is split by the border between two pieces lies whole in the end of the one and the other.
+        found |= dict.fromkeys(names.found(before + piece, text=text))
+        before = piece[-_OVERLAP:]
+    return list(found)
+
+
+_PIECE, _OVERLAP = 1 << 26, 1 << 16
+
+
+def _cells(staged: Path, redactor: Redactor) -> Iterator[tuple[str, str, str]]:
+    """What cells are called whose overrides were redacted: their slugs, as they would have been, and their ids.
+
+    An id is a digest of the whole configuration, from which a short secret could be guessed: such a cell gets another.
+    """
+    from detsweep.plan import slug_of
+
+    for paths in SweepPaths(staged).all_cells():
+        try:
+            cell = read_json(paths.cell)
+            told = redactor.json(cell)
+            overrides = {str(key): str(value) for key, value in told["overrides"].items()}
+            slug, cell_id = str(cell["slug"]), str(cell["id"])
+        except (FileError, KeyError, TypeError, AttributeError):
+            continue
+        if overrides == cell["overrides"] and told["config"] == cell["config"]:
+            continue
+        new_slug = slug if overrides == cell["overrides"] else slug_of(overrides) or slug
+        new_id = cell_id
+        if "REDACTED-" in json.dumps(told):
+            new_id = hashlib.sha256(json.dumps([cell_id, told], sort_keys=True).encode()).hexdigest()[: len(cell_id)]
+            yield "cell", cell_id, new_id
+        if new_slug != slug:
+            yield "slug", f"{slug}-{cell_id}", f"{new_slug}-{new_id}"
+            yield "slug", slug, new_slug
+
+
+def _free(staged: Path, wanted: str, own: str) -> str:
+    """A name that no other file has."""
+    name, number = wanted, 2
+    while name != own and (staged / name).exists():
+        name, number = f"{wanted}-{number}", number + 1
+    return name
+
+
+def _remove_empty(folder: Path) -> None:
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+def _fix_sizes(staged: Path, sizes: Mapping[Path, tuple[int, int]]) -> None:
+    """Set right how long results say that the files are that they were made from; what did not fit still does not."""
+    for path in staged.rglob("result.json"):
+        try:
+            result = read_json(path)
+        except FileError:
+            continue
+        files: Any = result.get("files")
+        if not isinstance(files, dict):
+            continue
+        told = {}
+        for name, size in files.items():
+            before, after = sizes.get(path.parent / str(name), (0, 0))
+            told[name] = size + after - before if isinstance(size, int) else size
+        if told != files:
+            write_text(path, json.dumps({**result, "files": told}, indent=1, ensure_ascii=False) + "\n")
