@@ -23,7 +23,7 @@ _SMALL = 20_000_000
 def write(sweep: Tracked) -> str:
     """Create or update a run for each cell."""
     own = "MLFLOW_TRACKING_URI" not in os.environ
-    folder = sweep.folder / "mlruns"
+    folder = sweep.paths.tracker("mlflow")
     uri = _own_store(folder) if own else os.environ["MLFLOW_TRACKING_URI"]
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")

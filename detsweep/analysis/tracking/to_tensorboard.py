@@ -15,7 +15,7 @@ _LONGEST = 80
 
 def write(sweep: Tracked) -> str:
     """Write an event file for each cell, in the place of the one that was there."""
-    folder = sweep.folder / "tensorboard"
+    folder = sweep.paths.tracker("tensorboard")
     for run in sweep.runs:
         own = folder / _name(run)
         for earlier in folder.glob(f"*{run.key}/events.out.tfevents.*"):
