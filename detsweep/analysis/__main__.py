@@ -10,12 +10,12 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from detsweep.analysis import exit_code, load, print_report, write_report
 from detsweep.analysis.checklist import checklist, lines
 from detsweep.analysis.exports import FORMATS, UnavailableError, export
 from detsweep.analysis.needed import needed_lines, needed_of_cells
+from detsweep.arguments import Parser
 from detsweep.bounds import CONFIDENCE
 from detsweep.output import tolerate_broken_output
 from detsweep.paths import FileError, SweepPaths
@@ -23,13 +23,6 @@ from detsweep.paths import FileError, SweepPaths
 PROGRAM = "python -m detsweep.analysis"
 FOLDER = "a sweep's folder, a bundle, or captures, e.g. runs/2026-01-31/14-05-59"
 FAILED = 3
-
-
-class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong with the arguments."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"detsweep: {message} ({' '.join(self.format_usage().split())})\n")
 
 
 def main() -> int:
