@@ -65,13 +65,18 @@ def _report(words: Sequence[str]) -> int:
     parser = Parser(prog=f"{PROGRAM} report", description="The report of a sweep")
     parser.add_argument("folder", help=FOLDER)
     parser.add_argument("--format", choices=FORMATS, default="html", help="default: html")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE_OR_FOLDER", help="default: in the sweep's folder")
+    parser.add_argument("-o", "--output", metavar="FILE_OR_FOLDER", help="default: in the sweep's folder")
     given = parser.parse_args(words)
     if given.output is None and Path(given.folder).is_file():
         parser.error(f"{given.folder} is a file: say where the report goes with -o")
+    if given.output is not None and not Path(given.output).is_dir():
+        parent = Path(given.output).parent
+        if (given.output.endswith("/") and given.format != "parquet") or not parent.is_dir():
+            parser.error(f"-o {given.output}: no such folder to write to")
+    to = None if given.output is None else Path(given.output)
     sweep = load(given.folder)
     try:
-        print(export(sweep, given.format, given.output))
+        print(export(sweep, given.format, to))
     except OSError as error:
         print(f"detsweep: the report could not be written: {error}", file=sys.stderr)
         return FAILED

@@ -191,4 +191,4 @@ def _of_trial(trial: TrialPaths) -> CellSide:
 
 
 def _result(trial: TrialPaths) -> Mapping[str, Any]:
-    return results.read_result(trial) or {"verdict": NO_VERDICT}
+    return results.read_result(trial, whole=True) or {"verdict": NO_VERDICT}

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from detsweep.analysis.cells import is_capture
 from detsweep.analysis.commands import closer_command, command_of
 from detsweep.analysis.costs import cost_words
 from detsweep.analysis.findings import closer_level
@@ -65,7 +66,8 @@ def _parts(known: Known, cell: str, row: Mapping[Any, Any], *, windows: int) -> 
         yield _faults(known.injections[cell])
     if cell in sweep.configs:
         yield from _baseline(known, cell, str(row.get("differs_from_baseline") or ""))
-        yield Part("Run it again", command=command_of(sweep, cell, known.sessions))
+        if not is_capture(sweep.overrides[cell]):
+            yield Part("Run it again", command=command_of(sweep, cell, known.sessions))
     yield Part("Where it lies", (_folder(sweep, trials),))
 
 
@@ -110,7 +112,8 @@ def _look_closer(sweep: Sweep, cell: str, one: Parted) -> Iterator[Part]:
     """The command that would name more than was observed here, where there is one and nobody has run it yet."""
     levels = (text_of(first["closer"]) for first in one.firsts())
     level = next((found for name in levels if name and (found := closer_level(one.config, name))), None)
-    if level is not None and cell not in sweep.drills and not one.config["compile"]:
+    runs = not one.config["compile"] and not is_capture(sweep.overrides[cell])
+    if level is not None and cell not in sweep.drills and runs:
         yield Part(f"Look closer, with observe={level}", command=closer_command(sweep, cell, level))
 
 
