@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import NoReturn
 
+from detsweep.arguments import PlainParser
 from detsweep.bundling import LeakError, Made, make, sweep_folder
 from detsweep.environment.capture import environment
 from detsweep.output import tolerate_broken_output
@@ -26,13 +26,6 @@ it gets its name.
 
 exit codes: 0 written; 2 what was asked makes no sense; 3 the archive still held something, and is gone
 """
-
-
-class _Parser(argparse.ArgumentParser):
-    """One whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(WRONG, f"detsweep: {message}\n")
 
 
 def main() -> int:
@@ -80,7 +73,7 @@ def _print(made: Made) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = PlainParser(
         prog=PROGRAM,
         description="A sweep in one file: records, logs, configuration, environment, and how to repeat it.",
         epilog=EPILOG,

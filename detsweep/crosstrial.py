@@ -11,6 +11,7 @@ from detsweep.capture import Stream, read_streams
 from detsweep.causes import attribute
 from detsweep.compare import Divergence, when
 from detsweep.paths import FileError, TrialPaths
+from detsweep.results import check_records
 
 COMPARABLE = ("pass", "diverged")
 RAN = ("pass", "recorded", "diverged")
@@ -52,6 +53,7 @@ def settled(trials: Trials, config: Mapping[str, Any]) -> dict[int, Mapping[str,
     for number in valid:
         folder, result = trials[number]
         try:
+            check_records(folder, result)
             other = streams_of(folder, config)
         except FileError as error:
             results[number] = {**result, "verdict": "error", "error": str(error)}

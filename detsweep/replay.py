@@ -9,9 +9,10 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from detsweep import mitigations, recordings, replayreport
+from detsweep.arguments import PlainParser
 from detsweep.capture import LEVELS
 from detsweep.dispatch.replaying import run
 from detsweep.environment import visible_gpus
@@ -36,13 +37,6 @@ examples:
 exit codes: 0 bit for bit as recorded, 1 something differs, 2 what was asked makes no sense, 3 a replay failed,
 130 interrupted
 """
-
-
-class _Parser(argparse.ArgumentParser):
-    """One whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(WRONG, f"detsweep: {message}\n")
 
 
 def main() -> int:
@@ -168,7 +162,7 @@ def _settings(names: Sequence[str], spec: Mapping[str, Any] | None) -> dict[str,
 
 
 def _diff(words: Sequence[str]) -> int:
-    parser = _Parser(prog="python -m detsweep.replay diff", description="Compare two recordings, rank by rank")
+    parser = PlainParser(prog="python -m detsweep.replay diff", description="Compare two recordings, rank by rank")
     parser.add_argument("a", help="trial folder of the one")
     parser.add_argument("b", help="trial folder of the other")
     asked = parser.parse_args(words)
@@ -178,7 +172,7 @@ def _diff(words: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = PlainParser(
         prog="python -m detsweep.replay",
         description="Run one rank of a recorded trial alone, and compare all that it computes with the recording.",
         epilog=EPILOG,

@@ -80,11 +80,11 @@ def unsupported(spec: Mapping[str, Any], reason: str) -> dict[str, Any]:
     }
 
 
-def read_result(trial: TrialPaths) -> dict[str, Any] | None:
+def read_result(trial: TrialPaths, *, whole: bool = False) -> dict[str, Any] | None:
     """A trial's result, or None where it has none yet.
 
     Where the result itself is torn or of another schema, or a file it was made from is gone or has another size,
-    the result is an `error` that names the file.
+    the result is an `error` that names the file. `whole`: or has other bytes, for which all records are read.
     """
     if not trial.result.exists():
         return None
@@ -100,9 +100,22 @@ def read_result(trial: TrialPaths) -> dict[str, Any] | None:
                 raise FileError(f"{path} is missing")
             if path.stat().st_size != size:
                 raise FileError(f"{path} has {path.stat().st_size} bytes, {size} were written")
+        if whole:
+            check_records(trial, result)
     except FileError as error:
         return {"schema": SCHEMA, "verdict": "error", "error": str(error)}
     return result
+
+
+def check_records(trial: TrialPaths, result: Mapping[str, Any]) -> None:
+    """Raise FileError, naming the file, where records of a trial are not those that its result was made from.
+
+    Results of earlier versions do not say which bytes these had.
+    """
+    for name, written in (result.get("hashes") or {}).items():
+        path = trial.folder / name
+        if (found := file_hash(path)) != written:
+            raise FileError(f"{path} is not what was written: its xxh3_128 is {found}, it was {written}")
 
 
 def _wrong_fields(trial: TrialPaths, result: Mapping[str, Any]) -> str | None:

@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from detsweep import locks, results
+from detsweep.arguments import Parser
 from detsweep.crosstrial import settled
 from detsweep.dispatch.slurm import AwayError, Earlier, cancel, compressed
 from detsweep.failures import position
@@ -35,13 +35,6 @@ class State:
 
     word: str
     detail: str = ""
-
-
-class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong with the arguments."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"detsweep: {message} ({' '.join(self.format_usage().split())})\n")
 
 
 def main() -> int:

@@ -23,7 +23,7 @@ def test_the_cell_is_in_the_tracker_after_the_sweep(logged: Ran) -> None:
     # A divergence is one, whatever the tracker says.
     assert logged.code == 1, logged.out + logged.err
     assert logged.err == ""
-    assert f"log=tensorboard: 1 runs in {logged.folder / 'tensorboard'}" in logged.out
+    assert f"log=tensorboard: 1 run in {logged.folder / 'tensorboard'}" in logged.out
     (own,) = (logged.folder / "tensorboard").iterdir()
     run = EventAccumulator(str(own))
     run.Reload()

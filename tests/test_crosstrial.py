@@ -219,7 +219,7 @@ def test_a_launch_whose_records_are_torn_is_an_error_that_names_them(tmp_path: P
     path = _tear(paths.trial(torn), 1)
     results = settled(found, cell.config)
     assert [number for number, result in results.items() if result["verdict"] == "error"] == [torn]
-    assert results[torn]["error"].startswith(f"{path} line 1 cannot be read: ")
+    assert results[torn]["error"].startswith(f"{path} is not what was written: ")
     # The first launch that can be read is the reference of the others.
     assert [results[number]["replays"] for number in range(3) if number != torn] == [1, 3]
 

@@ -216,3 +216,8 @@ def test_each_node_has_files_of_its_own_and_the_first_those_of_a_trial_on_one(tm
     for node in range(2):
         write_json(trial.exits_of(node), {})
     assert trial.all_exits() == [trial.exits_of(1), trial.exits_of(0)]
+
+
+def test_what_a_tracker_keeps_lies_in_the_sweeps_folder_by_the_trackers_own_name(tmp_path: Path) -> None:
+    found = [SweepPaths(tmp_path).tracker(name).name for name in ("mlflow", "wandb", "tensorboard")]
+    assert found == ["mlruns", "wandb", "tensorboard"]

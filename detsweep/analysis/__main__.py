@@ -10,12 +10,12 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from detsweep.analysis import exit_code, load, print_report, write_report
 from detsweep.analysis.checklist import checklist, lines
 from detsweep.analysis.exports import FORMATS, UnavailableError, export
 from detsweep.analysis.needed import needed_lines, needed_of_cells
+from detsweep.arguments import Parser
 from detsweep.bounds import CONFIDENCE
 from detsweep.output import tolerate_broken_output
 from detsweep.paths import FileError, SweepPaths
@@ -23,13 +23,6 @@ from detsweep.paths import FileError, SweepPaths
 PROGRAM = "python -m detsweep.analysis"
 FOLDER = "a sweep's folder, a bundle, or captures, e.g. runs/2026-01-31/14-05-59"
 FAILED = 3
-
-
-class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong with the arguments."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"detsweep: {message} ({' '.join(self.format_usage().split())})\n")
 
 
 def main() -> int:
@@ -72,13 +65,18 @@ def _report(words: Sequence[str]) -> int:
     parser = Parser(prog=f"{PROGRAM} report", description="The report of a sweep")
     parser.add_argument("folder", help=FOLDER)
     parser.add_argument("--format", choices=FORMATS, default="html", help="default: html")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE_OR_FOLDER", help="default: in the sweep's folder")
+    parser.add_argument("-o", "--output", metavar="FILE_OR_FOLDER", help="default: in the sweep's folder")
     given = parser.parse_args(words)
     if given.output is None and Path(given.folder).is_file():
         parser.error(f"{given.folder} is a file: say where the report goes with -o")
+    if given.output is not None and not Path(given.output).is_dir():
+        parent = Path(given.output).parent
+        if (given.output.endswith("/") and given.format != "parquet") or not parent.is_dir():
+            parser.error(f"-o {given.output}: no such folder to write to")
+    to = None if given.output is None else Path(given.output)
     sweep = load(given.folder)
     try:
-        print(export(sweep, given.format, given.output))
+        print(export(sweep, given.format, to))
     except OSError as error:
         print(f"detsweep: the report could not be written: {error}", file=sys.stderr)
         return FAILED

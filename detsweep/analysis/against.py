@@ -11,6 +11,7 @@ from detsweep.analysis.rows import Cell, Trials
 from detsweep.baselines import Baselines
 from detsweep.crosstrial import RAN, CrossComparison, against_baseline
 from detsweep.paths import FileError, TrialPaths
+from detsweep.results import check_records
 
 BASELINE_COLUMNS = (
     "cell", "baseline", "equal", "compared", "differing", "site", "block", "name", "phase", "kind", "cause", "rank",
@@ -51,7 +52,9 @@ def baseline_row(cell: Cell, trials: Trials, baseline: Cell, its_trials: Trials)
     if own is None or other is None:
         return {**row, "error": "no result" if own is None else "its baseline has no result"}
     try:
-        crossed = against_baseline(own, cell["config"], other, baseline["config"])
+        for one in (own, other):
+            check_records(*one)
+        crossed = against_baseline(own[0], cell["config"], other[0], baseline["config"])
     except (FileError, ValueError) as error:
         return {**row, "error": str(error)}
     repeats = not any(result["verdict"] == "diverged" for _, result in [*trials.values(), *its_trials.values()])
@@ -70,5 +73,5 @@ def _crossed(crossed: CrossComparison) -> dict[str, Any]:
     }
 
 
-def _first_valid(trials: Trials) -> TrialPaths | None:
-    return next((folder for folder, result in trials.values() if result["verdict"] in RAN), None)
+def _first_valid(trials: Trials) -> tuple[TrialPaths, Mapping[str, Any]] | None:
+    return next((one for one in trials.values() if one[1]["verdict"] in RAN), None)

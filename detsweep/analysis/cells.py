@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+CAPTURE = "capture"
+"""The axis of captures: the folder of each, by its name."""
+
+
 @dataclass(frozen=True)
 class Broken:
     """A cell that the sweep asks for and that cannot be read at all, or sweep.json itself."""
@@ -80,6 +84,11 @@ def rows_by_cell(frame: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     for row in frame.to_dict("records"):
         found.setdefault(str(row["cell"]), []).append({str(name): value for name, value in row.items()})
     return found
+
+
+def is_capture(overrides: Mapping[str, str]) -> bool:
+    """Whether a cell is a folder of captures, with no sweep around it that could be run again."""
+    return CAPTURE in overrides
 
 
 def has_key(config: Mapping[str, Any], key: str) -> bool:

@@ -44,9 +44,8 @@ def cell_table(sweep: Sweep) -> pd.DataFrame:
     that diverged in any trial; milliseconds of a step without and with observation (medians of the valid trials);
     `retries`, how often its trials were submitted again, or started anew by Slurm, where any was; the first `error` and
     the end of its log. With the first divergence its `cause`; `closer_look`, what a drill found; `loss`, in how many of
-    the diverged comparisons
-    the loss differs, or how many steps after the first divergence it does. Where cells have a `baseline`:
-    which, where the cell `differs_from_baseline` first, and whether its loss does.
+    the diverged comparisons the loss differs, or how many steps after the first divergence it does. Where cells have a
+    `baseline`: which, where the cell `differs_from_baseline` first, and whether its loss does.
     """
     known, trials = rates(sweep), rows_by_cell(sweep.trials)
     pairs = against_none(sweep, known)

@@ -44,12 +44,10 @@ def export(sweep: Sweep, form: str, to: Path | None = None) -> Path:
     """
     usual = usual_place(sweep.folder, form)
     if form == PARQUET:
-        folder = to or usual
-        save = getattr(sweep, "save", None)
-        if save is None:
-            raise UnavailableError("--format parquet: this version cannot write it; md, csv, json and html it can")
-        save(folder)
-        return folder
+        try:
+            return sweep.save(to or usual)
+        except ImportError:
+            raise UnavailableError("--format parquet needs pyarrow (pip install pyarrow)") from None
     path = usual if to is None else to / usual.name if to.is_dir() else to
     write_text(path, _TEXTS[form](sweep))
     return path

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from detsweep.analysis.cells import is_capture
 from detsweep.analysis.commands import closer_command
 from detsweep.analysis.control import campaign
 from detsweep.analysis.costs import SLOWER
@@ -23,7 +24,8 @@ NOTES_SHOWN = 4
 def closer_lines(sweep: Sweep) -> Iterator[str]:
     """For cells whose cause could be said more exactly: the command that looks closer."""
     coarse = sweep.trials[sweep.trials["closer"].notna() & (sweep.trials["fault"] == "none")]
-    coarse = coarse[~coarse["cell"].isin(list(sweep.drills))].drop_duplicates("cell")
+    captures = {cell for cell, overrides in sweep.overrides.items() if is_capture(overrides)}
+    coarse = coarse[~coarse["cell"].isin([*sweep.drills, *captures])].drop_duplicates("cell")
     levels = [(trial, closer_level(sweep.configs[trial["cell"]], trial["closer"])) for _, trial in coarse.iterrows()]
     asked = [(trial, level) for trial, level in levels if level is not None]
     for trial, level in asked[:CLOSER_SHOWN]:

@@ -43,6 +43,7 @@ class TrialFiles:
     """What of a trial can be read: its files, how many ranks it has, and whether each of them must have records.
 
     `unreadable`: why its result says nothing, None where it does. `judged`: whether it has a result.
+    `alone`: there are records and nothing else, as of captures.
     """
 
     paths: TrialPaths
@@ -50,6 +51,7 @@ class TrialFiles:
     complete: bool
     unreadable: str | None = None
     judged: bool = True
+    alone: bool = False
 
     def recorded(self, asked: Asked) -> Iterator[int]:
         """The ranks that are asked for and have records, or must have some."""
@@ -203,6 +205,8 @@ class Sweep:
 
     def checked(self, *, records: bool) -> pd.DataFrame:
         """As `problems`; without `records` these are left unread, however large they are."""
+        if self.frames_only:
+            return self.problems
         found = problems.found(self.folder, self.roots, self.files, self.unread, records=records)
         names = [column.name for column in columns.PROBLEMS]
         rows = [(one.file, one.cell, one.trial, one.problem) for one in found]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from detsweep.analysis.columns import axis, ordered
+from detsweep.analysis.columns import TEXT, axis, ordered
 from detsweep.analysis.frames import Sweep
 from detsweep.analysis.problems import Problem
 
@@ -31,13 +31,14 @@ def joined(sweeps: Sequence[Sweep]) -> Sweep:
         return sweeps[0]
     names = _names([sweep.folder for sweep in sweeps])
     axes = (AXIS, *dict.fromkeys(name for sweep in sweeps for name in sweep.axes if name != AXIS))
-    own = [_named(sweep, name, axes) for sweep, name in zip(sweeps, names, strict=True)]
+    pairs = list(zip(sweeps, names, strict=True))
+    own = [_named(sweep, name, axes) for sweep, name in pairs]
     trials = _stacked([sweep.trials for sweep in own])
     trials = trials.assign(**{name: axis(trials[name].astype(object)) for name in axes[1:]})
     trials[AXIS] = ordered(trials[AXIS], names)
     first = [*axes, *(name for name in trials if name not in axes)]
     frames = {name: _stacked([getattr(sweep, name) for sweep in own]) for name in _FRAMES}
-    return Sweep(
+    made = Sweep(
         folder=Path(os.path.commonpath([sweep.folder for sweep in sweeps])),
         trials=trials[first],
         axes=axes,
@@ -49,8 +50,14 @@ def joined(sweeps: Sequence[Sweep]) -> Sweep:
         files=_merged([sweep.files for sweep in own]),
         sessions=[session for sweep in own for session in sweep.sessions],
         unread=[problem for sweep in own for problem in sweep.unread],
-        **frames,  # type: ignore[arg-type]
+        frames_only=any(sweep.frames_only for sweep in own),
+        **frames,
     )
+    if made.frames_only:
+        # What cannot be read again is what each of them has of it.
+        for name in ("environment", "problems"):
+            made.__dict__[name] = _stacked([_named_cells(getattr(sweep, name), one) for sweep, one in pairs])
+    return made
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
@@ -63,12 +70,11 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def _named(sweep: Sweep, name: str, axes: Sequence[str]) -> Sweep:
-    def cell(own: Any) -> Any:
-        return own if pd.isna(own) else f"{name}:{own}"
+    def cell(own: str) -> str:
+        return f"{name}:{own}"
 
     def frame(content: pd.DataFrame) -> pd.DataFrame:
-        changed: pd.DataFrame = content.assign(**{one: content[one].map(cell) for one in _CELLS if one in content})
-        return changed
+        return _named_cells(content, name)
 
     # What does not vary within one of the sweeps varies between them.
     constant = {
@@ -86,6 +92,18 @@ def _named(sweep: Sweep, name: str, axes: Sequence[str]) -> Sweep:
         unread=[Problem(f"{name}/{one.file}", one.cell, one.trial, one.problem) for one in sweep.unread],
         **{one: frame(getattr(sweep, one)) for one in _FRAMES},  # type: ignore[arg-type]
     )
+
+
+def _named_cells(content: pd.DataFrame, name: str) -> pd.DataFrame:
+    """A frame whose ids of cells have the name of their sweep before them."""
+    changed: pd.DataFrame = content.assign(
+        **{
+            one: content[one].map(lambda own: own if pd.isna(own) else f"{name}:{own}").astype(TEXT)
+            for one in _CELLS
+            if one in content
+        }
+    )
+    return changed
 
 
 def _value(sweep: Sweep, cell: str, key: str) -> Any:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from detsweep.analysis import columns, parquet, rows
 from detsweep.analysis.against import BASELINE_COLUMNS, baseline_rows
-from detsweep.analysis.cells import Broken, axes_of, read_cells, world_size
+from detsweep.analysis.cells import Broken, axes_of, is_capture, read_cells, world_size
 from detsweep.analysis.costs import COST_COLUMNS, cost_rows
 from detsweep.analysis.fleet import FLEET_COLUMNS, FLEET_INTEGERS, fleet_rows
 from detsweep.analysis.frames import Drill, Sweep, TrialFiles
@@ -19,6 +19,7 @@ from detsweep.analysis.joined import joined
 from detsweep.analysis.problems import Problem
 from detsweep.analysis.recipe import captures_in, read_captures
 from detsweep.analysis.rows import TRIAL_COLUMNS
+from detsweep.analysis.unread import CHECKED_AT_ONCE
 from detsweep.analysis.verdicts import NO_VERDICT
 from detsweep.capture import SCHEMA
 from detsweep.captured import collecting_nothing
@@ -37,7 +38,8 @@ def load(folder: str | Path | Iterable[str | Path], *, recount: bool = False) ->
     `recount`: all is judged anew from the records, whatever the results say, trials without a result included.
 
     Raises FileNotFoundError where there is none of these, FileError where a bundle is damaged. A file that is missing,
-    torn or of another schema makes its trial an `error` that names it; all others are there.
+    torn or of another schema makes its trial an `error` that names it; all others are there. So do records with other
+    bytes than were written; of a sweep with more than 100 MB of records these are looked at only where they are read.
     """
     if not isinstance(folder, (str, Path)):
         return joined([load(one, recount=recount) for one in folder])
@@ -55,8 +57,11 @@ def load(folder: str | Path | Iterable[str | Path], *, recount: bool = False) ->
             own, trials = read_captures(path, found)
             return _sweep(sweep, own, trials, [])
         raise FileNotFoundError(f"{folder}: no sweep here (no cells/*/cell.json), and no captures (no rank*.jsonl)")
+    whole = sum(file.stat().st_size for file in path.glob("cells/*/trial*/rank*.jsonl")) <= CHECKED_AT_ONCE
     with collecting_nothing():
-        results = {cell["id"]: rows.read_trials(paths, cell, recount=recount) for paths, cell in cells.items()}
+        results = {
+            cell["id"]: rows.read_trials(paths, cell, recount=recount, whole=whole) for paths, cell in cells.items()
+        }
         return _sweep(sweep, list(cells.values()), results, broken)
 
 
@@ -91,7 +96,10 @@ def _sweep(sweep: SweepPaths, cells: Cells, found: Found, broken: Sequence[Broke
         files={place: files for cell in cells for place, files in _files(cell, found[cell["id"]])},
         sessions=_sessions(sweep),
         roots=(sweep.folder,),
-        unread=[Problem.of(one.error, sweep.folder, one.cell) for one in broken],
+        unread=[
+            Problem.of(one.error, one.folder if one.folder.is_dir() else sweep.folder, sweep.folder, one.cell)
+            for one in broken
+        ],
     )
 
 
@@ -103,7 +111,8 @@ def _files(cell: Mapping[str, Any], trials: rows.Trials) -> list[tuple[tuple[str
         judged = result["verdict"] != NO_VERDICT
         unreadable = None if "trial" in result else result.get("error")
         complete = bool(result.get("files")) or unreadable is not None
-        found.append(((cell["id"], number), TrialFiles(paths, ranks, complete, unreadable, judged)))
+        alone = is_capture(cell["overrides"])
+        found.append(((cell["id"], number), TrialFiles(paths, ranks, complete, unreadable, judged, alone)))
     return found
 
 

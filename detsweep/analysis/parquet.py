@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from detsweep.paths import FileError, FramesPaths, read_json, write_json
 
 SCHEMA = 1
 FRAMES = ("trials", "divergences", "injections", "baselines", "effects", "costs", "fleet", "timings")
-_TYPED = {"trials": columns.TRIALS, "divergences": columns.DIVERGENCES}
 _TUPLES = {"injections": ["ranks"]}
 
 
@@ -68,7 +68,7 @@ def read(folder: Path) -> Sweep:
     content = read_json(paths.content)
     if content.get("schema") != SCHEMA:
         raise FileError(f"{paths.content} has schema {content.get('schema')!r}, this version reads {SCHEMA}")
-    frames = {name: _read(paths, name) for name in FRAMES}
+    frames = {name: _read(paths, name, content["axes"]) for name in FRAMES}
     sweep = Sweep(
         folder=folder,
         axes=tuple(content["axes"]),
@@ -88,15 +88,16 @@ def read(folder: Path) -> Sweep:
     return sweep
 
 
-def _read(paths: FramesPaths, name: str) -> pd.DataFrame:
+def _read(paths: FramesPaths, name: str, axes: Sequence[str] = ()) -> pd.DataFrame:
     try:
         frame: pd.DataFrame = pd.read_parquet(paths.frame(name))
     except (OSError, ValueError) as error:
         raise FileError(f"{paths.frame(name)} cannot be read: {str(error).splitlines()[0]}") from None
-    listed = [one.name for one in _TYPED.get(name, ()) if one.kind == columns.TUPLE] + _TUPLES.get(name, [])
-    for column in listed:
+    for column in _TUPLES.get(name, []):
         frame[column] = pd.Series([tuple(item) for item in frame[column]], index=frame.index, dtype=object)
-    return frame
+    # Tuples come back as arrays, and a category without rows without its words.
+    known = [one for one in columns.FRAMES.get(name, ()) if one.name not in axes]
+    return columns.conformed(frame, known)
 
 
 def _plain(frame: pd.DataFrame) -> pd.DataFrame:

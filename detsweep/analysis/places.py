@@ -14,6 +14,7 @@ from detsweep.analysis.rows import Cell, Trials
 from detsweep.analysis.verdicts import NO_VERDICT, worst
 from detsweep.crosstrial import cross_compare, streams_of
 from detsweep.paths import FileError, TrialPaths
+from detsweep.results import check_records
 
 CHUNK = 1 << 22
 
@@ -69,6 +70,9 @@ def place_of(cell: Cell, trials: Trials) -> Place:
     if not passed:
         return own
     try:
+        for folder, result in trials.values():
+            if result["verdict"] == "pass":
+                check_records(folder, result)
         digests = [files_digest(folder, cell["config"]) for folder in passed]
         first = _between(passed, digests, cell["config"])
     except (FileError, ValueError) as unread:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from detsweep.capture import SCHEMA
 from detsweep.captured import read_lines
-from detsweep.paths import FileError, SweepPaths, TrialPaths, file_hash, foreign, read_json
+from detsweep.paths import FileError, SweepPaths, foreign, read_json
+from detsweep.results import check_records
 
 if TYPE_CHECKING:
     from detsweep.analysis.frames import TrialFiles
@@ -26,11 +27,20 @@ class Problem:
     problem: str
 
     @classmethod
-    def of(cls, error: str, folder: Path, cell: str | None = None, trial: int | None = None) -> Problem:
-        """What a FileError says: it begins with the file's path."""
-        path, _, problem = error.partition(" ")
-        own = path.removeprefix(f"{folder}/") if path.startswith("/") else "?"
-        return cls(own, cell, trial, problem if own != "?" else error)
+    def of(cls, error: str, base: Path, root: Path, cell: str | None = None, trial: int | None = None) -> Problem:
+        """What a FileError says of one of detsweep's own files in `base`, whose names have no spaces.
+
+        The error begins with the file's path, of which what is above `base` may be called anything.
+        """
+        if error.startswith(f"{base}/"):
+            name, _, problem = error.removeprefix(f"{base}/").partition(" ")
+            return cls.at(base / name, problem, root, cell, trial)
+        return cls.at(base, error.removeprefix(f"{base} "), root, cell, trial)
+
+    @classmethod
+    def at(cls, path: Path, problem: str, root: Path, cell: str | None = None, trial: int | None = None) -> Problem:
+        """What is wrong with a file that is known by its path."""
+        return cls(str(path.relative_to(root) if path.is_relative_to(root) else path), cell, trial, problem)
 
     def __str__(self) -> str:
         return f"{self.file} {self.problem}"
@@ -51,13 +61,16 @@ def found(
     """
     listed = list(unread)
     for (cell, number), own in files.items():
+        base = own.paths.folder
         if own.unreadable is not None:
-            listed.append(Problem.of(own.unreadable, folder, cell, number))
-        listed += [Problem.of(error, folder, cell, number) for error in _of_trial(own, records=records)]
+            listed.append(Problem.of(own.unreadable, base, folder, cell, number))
+        listed += [Problem.of(error, base, folder, cell, number) for error in _of_trial(own, records=records)]
+        listed += [Problem.at(path, why, folder, cell, number) for path, why in _of_no_rank(own)]
     for root in roots:
-        listed += [Problem.of(error, folder) for error in _json(SweepPaths(root).search, schema=None, must=False)]
+        search = SweepPaths(root).search
+        listed += [Problem.of(error, root, folder) for error in _json(search, schema=None, must=False)]
         if SweepPaths(root).all_cells():
-            listed += [Problem.of(f"{path} {why}", folder, *_owner(path, files)) for path, why in foreign(root)]
+            listed += [Problem.at(path, why, folder, *_owner(path, files)) for path, why in foreign(root)]
     return list({one.file: one for one in reversed(listed)}.values())[::-1]
 
 
@@ -75,13 +88,12 @@ def _of_trial(own: TrialFiles, *, records: bool) -> Iterator[str]:
     yield from _json(paths.spec, must=False)
     # What launched the trial writes it for people, in no schema.
     yield from _json(paths.job, schema=None, must=False)
-    if own.complete:
+    if own.complete and not own.alone:
         for rank in range(own.ranks):
             yield from _json(paths.environment(rank))
             yield from _json(paths.rank_result(rank))
     if records:
         yield from _records(own)
-    yield from _of_no_rank(paths, own.ranks)
 
 
 def _json(path: Path, schema: int | None = SCHEMA, *, must: bool = True) -> Iterator[str]:
@@ -97,26 +109,23 @@ def _json(path: Path, schema: int | None = SCHEMA, *, must: bool = True) -> Iter
 
 def _records(own: TrialFiles) -> Iterator[str]:
     try:
-        written = read_json(own.paths.result).get("hashes") or {}
-    except FileError:
-        written = {}
+        check_records(own.paths, {} if own.alone else read_json(own.paths.result))
+    except FileError as error:
+        yield str(error)
     for rank in range(own.ranks):
         path = own.paths.records(rank)
         if not own.complete and not path.exists():
             continue
         try:
-            if written.get(path.name) not in (None, file_hash(path)):
-                yield f"{path} is not what was written: its xxh3_128 is {file_hash(path)}"
-            else:
-                for line in read_lines(path):
-                    line.rows()
+            for line in read_lines(path):
+                line.rows()
         except FileError as error:
             yield str(error)
 
 
-def _of_no_rank(paths: TrialPaths, ranks: int) -> Iterator[str]:
+def _of_no_rank(own: TrialFiles) -> Iterator[tuple[Path, str]]:
     """Files of ranks that the trial does not have."""
-    for path in sorted(paths.folder.glob("*rank*")):
+    for path in sorted(own.paths.folder.glob("*rank*")):
         rank = re.fullmatch(r"(?:environment-)?rank(\d+)(?:\.jsonl|\.json|\.result\.json|\.progress)", path.name)
-        if rank is not None and int(rank[1]) >= ranks:
-            yield f"{path} is of a rank that the trial does not have: it has {ranks}"
+        if rank is not None and int(rank[1]) >= own.ranks:
+            yield path, f"is of a rank that the trial does not have: it has {own.ranks}"

@@ -63,7 +63,7 @@ def _trials(paths: CellPaths, cell: Mapping[str, Any], base: Path) -> Iterator[T
 
 
 def _trial(paths: TrialPaths, cell: Mapping[str, Any], number: int, size: int, base: Path) -> Trial:
-    result = results.read_result(paths)
+    result = results.read_result(paths, whole=True)
     state = _state(result)
     absent: list[str] = []
     late: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from detsweep import schema
+from detsweep.analysis.cells import CAPTURE
 from detsweep.analysis.recount import recounted
 from detsweep.analysis.rows import Trials
 from detsweep.analysis.verdicts import NO_VERDICT
@@ -16,10 +18,19 @@ from detsweep.capture import SCHEMA
 from detsweep.captured import read_lines
 from detsweep.paths import FileError, TrialPaths
 
+DEPTH = 2
+
 
 def captures_in(folder: Path) -> list[Path]:
-    """The folders, this one or below, that hold files of ranks, in order."""
-    return sorted({path.parent for path in folder.rglob("rank*.jsonl") if re.fullmatch(r"rank\d+\.jsonl", path.name)})
+    """The folders, this one or up to two below it, that hold files of ranks, in order."""
+    found = []
+    # Not through whole trees that somebody names by mistake; what cannot be read, or vanishes, holds none.
+    for place, folders, files in os.walk(folder):
+        if len(Path(place).relative_to(folder).parts) == DEPTH:
+            folders.clear()
+        if any(re.fullmatch(r"rank\d+\.jsonl", name) for name in files):
+            found.append(Path(place))
+    return sorted(found)
 
 
 def read_captures(folder: Path, found: Sequence[Path]) -> tuple[list[dict[str, Any]], dict[str, Trials]]:
@@ -34,7 +45,7 @@ def read_captures(folder: Path, found: Sequence[Path]) -> tuple[list[dict[str, A
         paths = TrialPaths(path)
         config, result = _captured(paths)
         cells.append(
-            {"schema": SCHEMA, "id": name, "slug": name, "overrides": {"capture": name}, "config": config}
+            {"schema": SCHEMA, "id": name, "slug": name, "overrides": {CAPTURE: name}, "config": config}
         )  # fmt: skip
         trials[name] = {0: (paths, {**result, "trial": 0} if "trial" not in result else result)}
     return cells, trials

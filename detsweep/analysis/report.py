@@ -125,6 +125,9 @@ def _markdown_table(shown: pd.DataFrame) -> Iterator[str]:
 
 def checklist_lines(sweep: Sweep, *, most_bytes: int | None = CHECKED_AT_ONCE) -> Iterator[str]:
     """The checklist, which reads every record: of a sweep with more than `most_bytes` it is left to its own command."""
+    if not SweepPaths(sweep.folder).all_cells():
+        yield "not asked: captures, kept frames and several sweeps at once are no sweep's folder"
+        return
     records = bytes_of_records(sweep)
     if most_bytes is not None and records > most_bytes:
         yield f"python -m detsweep.analysis checklist {sweep.folder.name} (not here: {records / 1e6:.0f} MB of records)"

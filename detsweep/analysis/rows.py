@@ -21,19 +21,24 @@ TRIAL_COLUMNS = tuple(column.name for column in TRIALS)
 DIVERGENCE_COLUMNS = tuple(column.name for column in DIVERGENCES)
 EFFECT_COLUMNS = tuple(column.name for column in EFFECTS)
 
+NOT_REACHED: Mapping[str, Any] = {"verdict": NO_VERDICT}
+
 Cell = Mapping[str, Any]
 Trials = dict[int, tuple[TrialPaths, Mapping[str, Any]]]
 
 
-def read_trials(paths: CellPaths, cell: Cell, *, recount: bool = False) -> Trials:
+def read_trials(paths: CellPaths, cell: Cell, *, recount: bool = False, whole: bool = False) -> Trials:
     """Every trial that a cell asks for or has, with its result; of mode `relaunch` as launches compare.
 
-    `recount`: the results are made anew from the records. Of a cell that stopped early
-    (`stop_after`) those that it did without are none of them.
+    `recount`: the results are made anew from the records. `whole`: records that are not what was written are errors.
+    Of a cell that stopped early (`stop_after`) those that it did without are none of them.
     """
     numbers = {number for number, _ in paths.trials()} | set(range(cell["config"]["trials"]))
     found = {
-        number: (paths.trial(number), _result(paths.trial(number), cell, recount=recount) or {"verdict": NO_VERDICT})
+        number: (
+            paths.trial(number),
+            _result(paths.trial(number), cell, recount=recount, whole=whole) or {"verdict": NO_VERDICT},
+        )
         for number in sorted(numbers)
     }
     judged = settled(found, cell["config"])
@@ -42,8 +47,8 @@ def read_trials(paths: CellPaths, cell: Cell, *, recount: bool = False) -> Trial
     return {number: (folder, judged[number]) for number, (folder, _) in found.items() if number not in needless}
 
 
-def _result(trial: TrialPaths, cell: Cell, *, recount: bool) -> Mapping[str, Any] | None:
-    stored = results.read_result(trial)
+def _result(trial: TrialPaths, cell: Cell, *, recount: bool, whole: bool) -> Mapping[str, Any] | None:
+    stored = results.read_result(trial, whole=whole or recount)
     return recounted(trial, cell["config"], stored) if recount else stored
 
 

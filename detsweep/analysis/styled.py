@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 NO_CELL = "· no cell"
 """A field in which no cell of the sweep is."""
+NO_VALUE = "-"
+"""A field that has no such value, of a cell or because there is no cell."""
 # Backgrounds on which black text has a contrast of at least 7 to 1.
 _COLOURS = {
     "pass": "#c8e6c9",
@@ -41,7 +43,8 @@ def styled(
     """
     shown = pivot(sweep, rows=rows, columns=columns, value="shown_as" if value == "verdict" else value)
     shown = shown.rename(columns={"shown_as": "verdict"})
-    styler: Styler = shown.style.format(_text, na_rep=NO_CELL).set_caption(f"{value}: {sweep.folder.name}")
+    nothing = NO_CELL if value == "verdict" else NO_VALUE
+    styler: Styler = shown.style.format(_text, na_rep=nothing).set_caption(f"{value}: {sweep.folder.name}")
     if value == "verdict":
         styler = styler.map(_colour)
     return styler.set_table_styles([{"selector": "th, td", "props": [("text-align", "left"), ("padding", "2px 8px")]}])
@@ -62,5 +65,6 @@ def _colour(item: Any) -> str:
 def as_text(styler: Styler) -> pd.DataFrame:
     """What a styled matrix shows, field by field."""
     data: pd.DataFrame = styler.data  # type: ignore[attr-defined]
-    shown: pd.DataFrame = data.map(lambda item: NO_CELL if missing(item) else _text(item))
+    nothing = NO_CELL if str(styler.caption).startswith("verdict: ") else NO_VALUE  # type: ignore[attr-defined]
+    shown: pd.DataFrame = data.map(lambda item: nothing if missing(item) else _text(item))
     return shown

@@ -1,53 +1,34 @@
-"""The names and secrets that are to be removed, what stands in their place, and every form in which they may appear."""
+"""The names and secrets that are to be removed, and what stands in their place."""
 
 from __future__ import annotations
 
-import base64
-import html
-import json
 import re
-import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
-from urllib.parse import quote, quote_plus
 
-ANYWHERE, WORD, PATH, PLACE = "anywhere", "word", "path", "place"
-"""Where a text is replaced: anywhere; as a word of its own; as the beginning of a path; only where its name stands."""
-_STEMS = {"secret": "REDACTED"}
-_SHORT, _LONG = 3, 6
-_NOBODY = frozenset(
-    (
-        "root",
-        "nobody",
-        "user",
-        "admin",
-        "ubuntu",
-        "debian",
-        "centos",
-        "rocky",
-        "ec2-user",
-        "runner",
-        "jovyan",
-        "default",
-    )
+from detsweep.bundling.forms import (
+    ANYWHERE,
+    INSENSITIVE,
+    LONG,
+    PATH,
+    PLACE,
+    SHORT,
+    WORD,
+    Form,
+    Name,
+    bounded,
+    forms_of,
+    pattern_of,
 )
+
+_STEMS = {"secret": "REDACTED"}
+_NOBODY = (
+    "root", "nobody", "user", "admin", "ubuntu", "debian", "centos", "rocky", "ec2-user", "runner", "jovyan", "default",
+)  # fmt: skip
+"""Users that every machine of a kind has."""
 _EVERYWHERE = frozenset(
     ("localhost", "localhost.localdomain", "localdomain", "local", "ip6-localhost", "::1", "::", "none", "")
 )
 _TRIVIAL = frozenset(("", "true", "false", "yes", "no", "on", "off", "none", "null", "auto", "default", "unset"))
-_INSENSITIVE = ("node", "domain", "mail", "uuid", "mac", "ip", "node-list")
-
-
-@dataclass(frozen=True)
-class Name:
-    """A text that is to be removed, what it is, what stands in its place, and where it is replaced."""
-
-    kind: str
-    value: str
-    label: str
-    reach: str
 
 
 class Names:
@@ -63,7 +44,7 @@ class Names:
         self._weak: set[str] = set()
         self._names: dict[str, Name] = {}
         self._used: set[str] = set()
-        self._forms: list[_Form] = []
+        self._forms: list[Form] = []
         self._lists: re.Pattern[str] | None = None
 
     def add(self, kind: str, value: str, label: str | None = None, *, weak: bool = False) -> None:
@@ -87,7 +68,7 @@ class Names:
             self._weak.add(value)
         for line in value.split("\n") if kind == "secret" and "\n" in value else ():
             # A key of several lines is also found line by line, as a log breaks it up.
-            if len(line.strip()) > 2 * _LONG and not line.startswith("-----"):
+            if len(line.strip()) > 2 * LONG and not line.startswith("-----"):
                 self._kinds.setdefault(line.strip(), kind)
 
     def settle(self) -> None:
@@ -116,7 +97,7 @@ class Names:
                     stem += "x"
             labels[value] = labels[same] = label
         self._names = {value: Name(kind, value, labels[value], reaches[value]) for value, kind in self._kinds.items()}
-        forms = (form for name in self._names.values() if name.reach != PLACE for form in _forms_of(name))
+        forms = (form for name in self._names.values() if name.reach != PLACE for form in forms_of(name))
         self._forms = sorted(dict.fromkeys(forms), key=lambda form: -len(form.text))
         self._lists = _lists_of([name.value for name in self._names.values() if name.kind == "node"])
 
@@ -153,7 +134,7 @@ class Names:
             self._used.add(chosen)
             return chosen
 
-        return _pattern(hits).sub(label, text)
+        return pattern_of(hits).sub(label, text)
 
     def found(self, data: bytes, *, text: bool) -> list[str]:
         """The labels of what appears in some bytes, in any form, in UTF-8 or UTF-16.
@@ -168,7 +149,7 @@ class Names:
             where = lower if form.insensitive else data
             for encoding in ("utf-8", "utf-16-le"):
                 encoded = form.text.encode(encoding, "surrogatepass")
-                if encoded in where and _bounded(form, encoded, where):
+                if encoded in where and bounded(form, encoded, where):
                     labels.append(form.label)
                     break
         return list(dict.fromkeys(labels))
@@ -182,16 +163,16 @@ class Names:
         lower = value.lower()
         if lower in _TRIVIAL or lower in self._vocabulary or len(value) < 2:
             return PLACE
-        if value.isdigit() and len(value) < _LONG:
+        if value.isdigit() and len(value) < LONG:
             # It would be found in sizes, counts and times.
             return PLACE
         if kind != "secret":
             return WORD
-        if len(value) < _SHORT:
+        if len(value) < SHORT:
             return PLACE
         digits = re.fullmatch(r"[0-9a-fA-F]+", value) is not None
         inside = any(lower in word for word in self._vocabulary)
-        return ANYWHERE if len(value) >= _LONG and not digits and not inside else WORD
+        return ANYWHERE if len(value) >= LONG and not digits and not inside else WORD
 
 
 _TRIES = 1000
@@ -202,7 +183,7 @@ _OWN = {"path": PATH, "slug": ANYWHERE, "cell": WORD}
 
 def _clash(value: str, reach: str, label: str) -> bool:
     """Whether a label holds what is to be removed: a node may be called node-1 already."""
-    return value in label and _bounded(_Form(value, "", reach, False), value.encode(), label.encode())
+    return value in label and bounded(Form(value, "", reach, False), value.encode(), label.encode())
 
 
 def _nobodys(kind: str, value: str) -> bool:
@@ -216,7 +197,7 @@ def _nobodys(kind: str, value: str) -> bool:
 
 def _same_as(kind: str, value: str) -> str:
     """What has the same label: a node with its domain is that node; case and marks of a UUID say nothing."""
-    return value.lower().partition(".")[0] if kind == "node" else value.lower() if kind in _INSENSITIVE else value
+    return value.lower().partition(".")[0] if kind == "node" else value.lower() if kind in INSENSITIVE else value
 
 
 def _lists_of(nodes: list[str]) -> re.Pattern[str] | None:
@@ -230,80 +211,3 @@ def _lists_of(nodes: list[str]) -> re.Pattern[str] | None:
 
 def _natural(value: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", value)]
-
-
-@dataclass(frozen=True)
-class _Form:
-    """One way in which a name can be written, and what stands for it."""
-
-    text: str
-    label: str
-    reach: str
-    insensitive: bool
-
-
-def _forms_of(name: Name) -> Iterator[_Form]:
-    if name.kind in _INSENSITIVE:
-        yield _Form(name.value.lower(), name.label, name.reach, True)
-        return
-    yield _Form(name.value, name.label, name.reach, False)
-    if name.kind == "path":
-        yield _Form(quote(name.value, safe=""), name.label, ANYWHERE, False)
-        yield _Form(name.value.replace("/", "\\/"), name.label, PATH, False)
-    if name.kind != "secret":
-        return
-    for text in dict.fromkeys(_written(name.value)):
-        if text != name.value and len(text) >= _SHORT:
-            yield _Form(text, name.label, name.reach, False)
-    if name.reach == ANYWHERE or len(name.value) >= _LONG:
-        for text in dict.fromkeys(_encoded(name.value)):
-            yield _Form(text, name.label, ANYWHERE, False)
-
-
-def _written(value: str) -> Iterator[str]:
-    """A text as programs write it: escaped for JSON, Python, a shell, a URL, HTML, a file name."""
-    for escaped in (json.dumps(value), json.dumps(value, ensure_ascii=False)):
-        yield escaped[1:-1]
-        yield json.dumps(escaped[1:-1])[1:-1]
-    yield repr(value)[1:-1]
-    yield shlex.quote(value).strip("'")
-    yield from (quote(value, safe=""), quote(value), quote_plus(value))
-    yield html.escape(value)
-    yield re.sub(r"[^A-Za-z0-9.+_-]+", "", value.replace(",", "+"))
-
-
-def _encoded(value: str) -> Iterator[str]:
-    """A text in base64, alone and in the middle of something longer, and in hexadecimal."""
-    data = value.encode(errors="surrogatepass")
-    yield data.hex()
-    yield data.hex().upper()
-    for shift in range(3):
-        # Of 3 bytes base64 makes 4 characters: what lies between whole groups is always the same.
-        coded = base64.b64encode(b"\0" * shift + data).decode().rstrip("=")
-        start = (shift * 8 + 5) // 6
-        core = coded[start : (shift + len(data)) * 8 // 6]
-        if len(core) >= _LONG:
-            yield core
-            yield core.replace("+", "-").replace("/", "_")
-
-
-_BOUNDS: Mapping[str, tuple[str, str]] = {
-    ANYWHERE: ("", ""),
-    WORD: ("(?<![A-Za-z0-9])", "(?![A-Za-z0-9])"),
-    PATH: ("(?<![A-Za-z0-9_.>])", "(?![A-Za-z0-9_-])"),
-}
-
-
-@lru_cache(maxsize=256)
-def _pattern(forms: tuple[_Form, ...]) -> re.Pattern[str]:
-    parts = []
-    for form in forms:
-        before, after = _BOUNDS[form.reach]
-        text = re.escape(form.text)
-        parts.append(f"{before}{f'(?i:{text})' if form.insensitive else text}{after}")
-    return re.compile("|".join(parts))
-
-
-def _bounded(form: _Form, encoded: bytes, data: bytes) -> bool:
-    before, after = (bound.encode() for bound in _BOUNDS[form.reach])
-    return re.search(before + re.escape(encoded) + after, data) is not None

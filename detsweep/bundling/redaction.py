@@ -14,7 +14,7 @@ from detsweep.bundling.collecting import Collector
 from detsweep.bundling.names import Names
 from detsweep.bundling.redacting import Redactor
 from detsweep.bundling.taking import files_below
-from detsweep.paths import FileError, SweepPaths, read_json, write_text
+from detsweep.paths import FileError, SweepPaths, file_hash, read_json, write_text
 
 COMPRESSED = {
     b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2",
@@ -58,10 +58,10 @@ def redact(staged: Path, original: Path, others: Mapping[str, str]) -> Redaction
     names.settle()
     left_out: dict[str, str] = {}
     renamed: dict[str, str] = {}
-    sizes: dict[Path, tuple[int, int]] = {}
+    written: dict[Path, tuple[_Written, _Written]] = {}
     for name, path in list(files_below(staged)):
         new = _free(staged, redactor.path(name), name)
-        before = path.stat().st_size
+        before = _Written.of(path)
         if why := _rewrite(path, redactor, names):
             path.unlink()
             left_out[new] = why
@@ -71,9 +71,9 @@ def redact(staged: Path, original: Path, others: Mapping[str, str]) -> Redaction
             target.parent.mkdir(parents=True, exist_ok=True)
             path.rename(target)
             renamed[name] = new
-        sizes[target] = (before, target.stat().st_size)
+        written[target] = before, _Written.of(target)
     _remove_empty(staged)
-    _fix_sizes(staged, sizes)
+    _set_right(staged, written)
     return Redaction(names, redactor, left_out, renamed)
 
 
@@ -195,19 +195,34 @@ def _remove_empty(folder: Path) -> None:
             path.rmdir()
 
 
-def _fix_sizes(staged: Path, sizes: Mapping[Path, tuple[int, int]]) -> None:
-    """Set right how long results say that the files are that they were made from; what did not fit still does not."""
+@dataclass(frozen=True)
+class _Written:
+    """What a result says of a file that it was made from: how long it is, and of records the hash of its bytes."""
+
+    size: int
+    hash: str | None
+
+    @classmethod
+    def of(cls, path: Path) -> _Written:
+        return cls(path.stat().st_size, file_hash(path) if path.suffix == ".jsonl" else None)
+
+
+def _set_right(staged: Path, written: Mapping[Path, tuple[_Written, _Written]]) -> None:
+    """Set right what results say of the files that they were made from; what did not fit before still does not."""
+    nothing = _Written(0, None), _Written(0, None)
     for path in staged.rglob("result.json"):
         try:
             result = read_json(path)
         except FileError:
             continue
-        files: Any = result.get("files")
-        if not isinstance(files, dict):
-            continue
-        told = {}
-        for name, size in files.items():
-            before, after = sizes.get(path.parent / str(name), (0, 0))
-            told[name] = size + after - before if isinstance(size, int) else size
-        if told != files:
-            write_text(path, json.dumps({**result, "files": told}, indent=1, ensure_ascii=False) + "\n")
+        told: dict[str, Any] = {}
+        for key in ("files", "hashes"):
+            said: Any = result.get(key)
+            for name, value in said.items() if isinstance(said, dict) else ():
+                before, after = written.get(path.parent / str(name), nothing)
+                if key == "files" and isinstance(value, int):
+                    told.setdefault(key, {})[name] = value + after.size - before.size
+                else:
+                    told.setdefault(key, {})[name] = after.hash if before.hash and value == before.hash else value
+        if any(told[key] != result[key] for key in told):
+            write_text(path, json.dumps({**result, **told}, indent=1, ensure_ascii=False) + "\n")

@@ -25,6 +25,7 @@ _KINDS = (
 _FOLDERS = (
     (re.compile(r"\.jobs"), "of the running sweep alone: submitit's own files and locks"),
     (re.compile(r"cells/[^/]+/(trial\d+[^/]*/|superseded/[^/]+/)?cache"), "compiled kernels and tuning results"),
+    (re.compile(r"mlruns|wandb|tensorboard"), "what a tracker keeps of the sweep, in its own form and with paths"),
 )
 _PAYLOADS = (
     (re.compile(r"(^|/)recording/.*\.(bin|safetensors)"), "what a recording keeps of tensors; --recordings takes it"),

@@ -6,8 +6,8 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import NoReturn
 
+from detsweep.arguments import Parser
 from detsweep.diff import NotComparableError, compare_sides, opened
 from detsweep.diff.content import content
 from detsweep.diff.report import lines
@@ -22,13 +22,6 @@ A and B are each the folder of a trial, a cell or a sweep, a golden file, or a b
 exit codes: 0 nothing differs and everything was compared; 1 something differs; 2 what was named cannot be compared;
 3 nothing differs in what could be compared, but something could not be
 """
-
-
-class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong with the arguments."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(WRONG, f"detsweep: {message} ({' '.join(self.format_usage().split())})\n")
 
 
 def main() -> int:

@@ -126,7 +126,7 @@ def _folder(folder: Path, name: str) -> Side:
     trial, cell, sweep = TrialPaths(folder), CellPaths(folder), SweepPaths(folder)
     if cell.cell.exists():
         return Side(name, "cell", (_cell(cell, _read_cell(cell)),))
-    if sweep.sweep.exists() or (folder / "cells").is_dir():
+    if sweep.sweep.exists() or sweep.all_cells():
         return _sweep(sweep, name)
     if trial.spec.exists() or trial.result.exists():
         return Side(name, "trial", (_of_trial(trial),))
@@ -191,4 +191,4 @@ def _of_trial(trial: TrialPaths) -> CellSide:
 
 
 def _result(trial: TrialPaths) -> Mapping[str, Any]:
-    return results.read_result(trial) or {"verdict": NO_VERDICT}
+    return results.read_result(trial, whole=True) or {"verdict": NO_VERDICT}

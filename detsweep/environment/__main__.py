@@ -7,8 +7,8 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from detsweep.arguments import PlainParser
 from detsweep.environment.capture import environment
 from detsweep.environment.comparing import among_ranks, compare
 from detsweep.environment.listing import lines
@@ -30,13 +30,6 @@ exit codes: 0 printed, or no difference; 1 of diff: differences, a line each; 2 
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """One whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(WRONG, f"detsweep: {message}\n")
-
-
 def main() -> int:
     """Run one command and return its exit code (see EPILOG)."""
     tolerate_broken_output()
@@ -49,7 +42,7 @@ def main() -> int:
 
 
 def _print(words: Sequence[str]) -> int:
-    parser = _Parser(
+    parser = PlainParser(
         prog=PROGRAM,
         description="What this machine, this Python and its libraries are: all that a vendor asks for.",
         epilog=EPILOG,
@@ -70,7 +63,9 @@ def _print(words: Sequence[str]) -> int:
 
 
 def _diff(words: Sequence[str]) -> int:
-    parser = _Parser(prog=f"{PROGRAM} diff", description="How environments differ: of two, or of the ranks of a trial")
+    parser = PlainParser(
+        prog=f"{PROGRAM} diff", description="How environments differ: of two, or of the ranks of a trial"
+    )
     parser.add_argument("a", help="an environment file, a rank's environment-rank<NNN>.json, or a trial's folder")
     parser.add_argument("b", nargs="?", help="another one; without it the ranks of the trial are compared")
     asked = parser.parse_args(words)

@@ -10,7 +10,8 @@ from detsweep.environment.files import ranges
 from detsweep.environment.sources import ALONE, Source
 
 # What tells one rank's place from another's, and is meant to differ among them.
-_OF_A_PLACE = (("machine", "host"), ("machine", "node"), ("device", "index"), ("device", "uuid"))
+_MEETING = ("variables", "MASTER_ADDR")
+_OF_A_PLACE = (("machine", "host"), ("machine", "node"), ("device", "index"), ("device", "uuid"), _MEETING)
 
 
 def compare(ours: Source, theirs: Source) -> list[str]:
@@ -25,7 +26,7 @@ def compare(ours: Source, theirs: Source) -> list[str]:
     found: dict[EnvironmentDifference, list[int]] = {}
     for rank, (before, after) in pairs.items():
         for one in environment_differences(before, after):
-            if ours.whole == theirs.whole or _of_both(one):
+            if (one.section, one.name) != _MEETING and (ours.whole == theirs.whole or _of_both(one)):
                 found.setdefault(one, []).append(rank)
     places = sorted(found, key=lambda one: (SECTIONS.index(one.section), one.name, found[one]))
     return lines + [f"{one}{_where(found[one], pairs)}" for one in places]

@@ -6,14 +6,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
-
-from detsweep.mitigations import catalogue
 
 SECTIONS = (
     "versions",
-    "libraries",
     "torch",
     "packages",
     "device",
@@ -23,6 +19,7 @@ SECTIONS = (
     "configuration_files",
     "machine",
     "network",
+    "libraries",
     "run",
 )
 """In the order in which differences are told: what most often explains one comes first."""
@@ -32,9 +29,9 @@ _MACHINE = ("platform", "host", "node", "gpu_platform")
 _NOTHING = (
     "schema", "kind", "rank", "pid", "started_with", "effects", "appeared", "now", "not_known", "variables_unset",
 )  # fmt: skip
-_OF_A_PROCESS = ("MASTER_ADDR", "MASTER_PORT")
-# Where a cell or a trial keeps what it compiles; any other path somebody has set.
-_OWN_CACHE = re.compile(r"/cells/[^/]+/(trial\d+/)?cache(/|$)")
+_OF_A_PROCESS = ("MASTER_PORT",)
+# The folder of a cell, or of a trial in it: each has files of its own there, for what it compiles and tunes.
+_OWN_FOLDER = re.compile(r"(?<![\w.-])/[^\s:;,]*/cells/[^\s:;,/]+-[0-9a-f]{10}(?:/trial\d+(?:-attempt-[\w.-]+)?)?")
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,8 @@ def shown(value: str | None) -> str:
 def facts(environment: Mapping[str, Any]) -> dict[tuple[str, str], str]:
     """What an environment file says, by section and name; any of a rank, or one that `detsweep.environment` wrote.
 
-    What only tells one process from another (its pid, its rank, where it meets the others) is no fact.
+    What only tells one process from another (its pid, its rank, the port at which it meets the others) is no fact,
+    nor is where the folder of its own cell lies.
     """
     found: dict[tuple[str, str], str] = {}
     for key, value in environment.items():
@@ -72,7 +70,11 @@ def facts(environment: Mapping[str, Any]) -> dict[tuple[str, str], str]:
         else:
             section = "torch" if key in _TORCH else "machine" if key in _MACHINE else "run"
             found |= {(section, name): one for name, one in _flat({key: value})}
-    return {place: value for place, value in found.items() if not _of_a_cell(*place, value)}
+    return {
+        place: _OWN_FOLDER.sub("<its cell>", value) if place[0] == "variables" else value
+        for place, value in found.items()
+        if place[1] not in _OF_A_PROCESS
+    }
 
 
 def environment_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[EnvironmentDifference]:
@@ -81,18 +83,6 @@ def environment_differences(before: Mapping[str, Any], after: Mapping[str, Any])
     apart = [place for place in {**ours, **theirs} if ours.get(place) != theirs.get(place)]
     apart.sort(key=lambda place: (SECTIONS.index(place[0]), place[1]))
     return [EnvironmentDifference(*place, ours.get(place), theirs.get(place)) for place in apart]
-
-
-def _of_a_cell(section: str, name: str, value: str) -> bool:
-    """Whether a variable is another in every process, or in every cell: a path of what that compiles and tunes."""
-    if section != "variables":
-        return False
-    return name in _OF_A_PROCESS or (name in _isolated() and _OWN_CACHE.search(value) is not None)
-
-
-@cache
-def _isolated() -> frozenset[str]:
-    return frozenset(name for name, variable in catalogue().items() if variable.use == "isolated")
 
 
 def _library(library: Any) -> Iterator[tuple[str, str]]:

@@ -7,8 +7,8 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
+from detsweep.arguments import Parser
 from detsweep.diff import NotComparableError, opened
 from detsweep.diff.content import pair_content
 from detsweep.diff.report import pair_lines
@@ -28,13 +28,6 @@ exit codes of save: 0 written; 2 refused, with the reason; 3 the file could not 
 exit codes of check: 0 every run of every trial has the golden bits; 1 some differ; 2 refused, with the reason;
 3 none differ, but a trial has an error or no verdict, or a golden cell is missing
 """
-
-
-class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong with the arguments."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(WRONG, f"detsweep: {message} ({' '.join(self.format_usage().split())})\n")
 
 
 def main() -> int:

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import NoReturn
 
+from detsweep.arguments import PlainParser
 from detsweep.mitigations.listing import print_preset, print_presets, print_variables
 from detsweep.mitigations.presets import GROUP, Preset, chosen, load_presets, settings_of_all
 from detsweep.mitigations.required import missing
@@ -38,13 +38,6 @@ exit codes:
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """One whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        sys.exit(_complain(message))
-
-
 def main() -> int:
     """Run one command and return its exit code (see EPILOG)."""
     tolerate_broken_output()
@@ -63,13 +56,13 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = PlainParser(
         prog="python -m detsweep.mitigations",
         description="What mitigations there are, what they set, and whether all of it is set here.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    folder = _Parser(add_help=False)
+    folder = PlainParser(add_help=False)
     folder.add_argument("--config-dir", metavar="DIR", help=f"a folder with {GROUP}/*.yaml of your own")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     listed = commands.add_parser("list", parents=[folder], help="a table of all presets (the default)")

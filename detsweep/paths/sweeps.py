@@ -112,6 +112,10 @@ class SweepPaths:
         """What a search has tried and found."""
         return self.folder / "search.json"
 
+    def tracker(self, name: str) -> Path:
+        """What a tracker keeps of this sweep, where it keeps it here."""
+        return self.folder / {"mlflow": "mlruns"}.get(name, name)
+
     @property
     def jobs(self) -> Path:
         """What only a running sweep needs: submitit's own files and the locks."""

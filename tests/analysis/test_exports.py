@@ -5,15 +5,14 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 
 from detsweep import Sweep, load
-from detsweep.analysis import exports
 from detsweep.analysis.celltable import cell_table
 from detsweep.analysis.exports import FORMATS, UnavailableError, export, usual_place
 from detsweep.analysis.marks import MARKS
@@ -115,19 +114,14 @@ def test_every_form_has_a_place_of_its_own(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_parquet_is_what_the_sweep_itself_saves(sweep: Sweep, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    saved: list[Path] = []
+def test_parquet_is_what_the_sweep_itself_saves(sweep: Sweep, tmp_path: Path) -> None:
+    assert export(sweep, "parquet") == sweep.folder / "frames"
+    assert export(sweep, "parquet", tmp_path / "kept") == tmp_path / "kept"
+    for folder in (sweep.folder / "frames", tmp_path / "kept"):
+        assert load(folder).trials.equals(sweep.trials)
 
-    class Saving:
-        folder = sweep.folder
 
-        def save(self, folder: Path) -> None:
-            saved.append(folder)
-
-    given: Any = Saving()
-    assert exports.export(given, "parquet") == sweep.folder / "frames"
-    assert exports.export(given, "parquet", tmp_path) == tmp_path
-    assert saved == [sweep.folder / "frames", tmp_path]
-    if not hasattr(sweep, "save"):
-        with pytest.raises(UnavailableError, match="--format parquet: this version cannot write it"):
-            export(sweep, "parquet")
+def test_without_pyarrow_that_is_one_line(sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UnavailableError, match="needs pyarrow"):
+        export(sweep, "parquet", tmp_path / "kept")

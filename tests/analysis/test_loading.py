@@ -11,7 +11,9 @@ import pytest
 from detsweep import load
 from detsweep.analysis import exit_code
 from detsweep.analysis.celltable import cell_table
+from detsweep.analysis.exports import export
 from detsweep.analysis.frames import Sweep
+from detsweep.analysis.report import summary
 from detsweep.paths import FileError, write_json
 from tests.support import BLOCK_0_POST, plan_of, trial_of, write_cells, write_failure, write_trial
 
@@ -129,6 +131,31 @@ def test_captures_of_single_runs_compare_nothing(tmp_path: Path) -> None:
     assert list(load(tmp_path / "capture").trials["verdict"]) == ["recorded"]
 
 
+def test_captures_are_held_to_what_captures_are(tmp_path: Path) -> None:
+    _capture(tmp_path / "run a", differs=1)
+    _capture(tmp_path / "run b")
+    sweep = load(tmp_path)
+    # Nobody wrote results or environments, and nothing here can be run again with another level of observation.
+    assert len(sweep.problems) == 0
+    assert not any("look closer" in line for line in summary(sweep))
+    for form in ("html", "md", "json", "csv"):
+        text = export(sweep, form, tmp_path / f"report.{form}").read_text()
+        assert "diverged" in text
+        assert "python -m detsweep capture=" not in text
+    (tmp_path / "run b" / "rank001.jsonl").write_text('{"rank": 1')
+    assert [tuple(row) for row in load(tmp_path).problems[["file", "problem"]].to_numpy()] == [
+        ("run b/rank001.jsonl", "is cut off in line 1")
+    ]
+
+
+def test_captures_are_looked_for_in_two_folders_and_not_in_whole_trees(tmp_path: Path) -> None:
+    _capture(tmp_path / "a" / "b")
+    _capture(tmp_path / "a" / "b" / "c")
+    assert list(load(tmp_path).trials["cell"]) == ["a/b"]
+    with pytest.raises(FileNotFoundError, match=r"no captures \(no rank\*\.jsonl\)"):
+        load(tmp_path.parent / "nowhere")
+
+
 def test_a_rank_that_is_missing_from_captures_is_named(tmp_path: Path) -> None:
     _capture(tmp_path / "whole")
     _capture(tmp_path / "gap", ranks=3)
@@ -172,6 +199,26 @@ def test_frames_that_were_kept_are_those_of_the_sweep(tmp_path: Path, mixed: Swe
 def test_frames_alone_have_no_records_and_say_so(tmp_path: Path, mixed: Sweep) -> None:
     kept = load(mixed.save(tmp_path / "frames"))
     for read in (kept.records, kept.differing):
+        with pytest.raises(FileError, match="holds frames alone, no records"):
+            read()
+
+
+def test_frames_without_rows_keep_their_dtypes(tmp_path: Path) -> None:
+    clean = _sweep(tmp_path / "clean", ["seed=1"])
+    kept = load(clean.save(tmp_path / "frames"))
+    for name in ("trials", "divergences", "effects", "timings", "environment", "problems"):
+        pd.testing.assert_frame_equal(getattr(kept, name), getattr(clean, name), obj=name)
+
+
+def test_several_kept_frames_are_one_with_all_that_each_of_them_has(tmp_path: Path, mixed: Sweep) -> None:
+    (mixed.folder / "cells" / "notes").touch()
+    mixed.save(tmp_path / "one")
+    _sweep(tmp_path / "sweep2", ["seed=9"]).save(tmp_path / "two")
+    both = load([tmp_path / "one", tmp_path / "two"])
+    assert len(both.trials) == 4
+    assert list(both.problems["problem"]) == ["is no folder of a cell"]
+    assert set(both.environment["cell"]) == {cell for cell in both.trials["cell"] if cell in set(both.timings["cell"])}
+    for read in (both.records, both.differing):
         with pytest.raises(FileError, match="holds frames alone, no records"):
             read()
 

@@ -80,7 +80,7 @@ def test_the_report_goes_to_a_file_or_into_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _sweep(tmp_path / "sweep")
-    for to, place in (("a.html", "a.html"), ("new/b.html", "new/b.html"), (".", "matrix.html")):
+    for to, place in (("a.html", "a.html"), (".", "matrix.html")):
         assert _run(monkeypatch, "report", str(tmp_path / "sweep"), "-o", str(tmp_path / to)) == 0
         assert capsys.readouterr().out == f"{tmp_path / place}\n"
         assert (tmp_path / place).exists()
@@ -91,9 +91,9 @@ def test_a_report_that_cannot_be_written_is_one_line_and_3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _sweep(tmp_path)
-    taken = tmp_path / "taken"
-    taken.write_text("x")
-    assert _run(monkeypatch, "report", str(tmp_path), "-o", str(taken / "a.html")) == 3
+    # Long enough that the temporary name, to which it is written first, is too long.
+    long = "x" * 245
+    assert _run(monkeypatch, "report", str(tmp_path), "-o", str(tmp_path / f"{long}.html")) == 3
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("detsweep: the report could not be written: ")
@@ -209,6 +209,16 @@ def test_results_can_be_judged_anew(
     assert _run(monkeypatch, str(tmp_path)) == 3
     assert _run(monkeypatch, str(tmp_path), "--recount") == 0
     assert "judged from its records: it has no result.json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("output", ["nowhere/x.md", "new/"])
+def test_a_report_goes_into_no_folder_that_is_not_there(
+    output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert _left(monkeypatch, "report", "a", "--format", "md", "-o", output) == 2
+    assert capsys.readouterr().err.startswith(f"detsweep: -o {output}: no such folder to write to (usage: ")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_unknown_form_of_the_report_is_one_line_and_2(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from detsweep import load
+from detsweep.analysis import exit_code
 from detsweep.analysis.frames import Sweep
 from detsweep.analysis.report import print_report, write_report
 from detsweep.analysis.unread import unread
@@ -123,11 +124,65 @@ def test_a_cell_or_sweep_that_cannot_be_read_is_named(
     assert any(words in said for words in ("is missing", "cannot be read", "has schema 99"))
 
 
-def test_a_large_sweep_is_not_read_through_unasked(tmp_path: Path) -> None:
+def test_folders_and_files_with_spaces_in_their_names_hide_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "my sweep of today"
+    _, _, trial = _sweep(folder)
+    for name in ("rank000.jsonl", "job.json", "environment-rank001.json"):
+        _cut(trial.folder / name)
+    for name in ("my a.txt", "my b.txt"):
+        (trial.folder / name).touch()
+    (folder / "sweep.json").unlink()
+    place = trial.folder.relative_to(folder)
+    assert sorted(file for file, _ in _found(load(folder))) == sorted(
+        [
+            "sweep.json",
+            *(str(place / name) for name in ("rank000.jsonl", "job.json", "environment-rank001.json")),
+            *(str(place / name) for name in ("my a.txt", "my b.txt")),
+        ]
+    )
+
+
+def test_records_that_were_changed_cost_their_trial_its_verdict_and_no_other(tmp_path: Path) -> None:
+    plan = plan_of(["seed=1"], ["seed=2"], common=["mode=relaunch", "trials=3"])
+    sweep = write_cells(tmp_path, plan)
+    for cell in plan.cells:
+        for number in range(3):
+            write_trial(trial_of(sweep, cell, number), cell, number)
+    _flip(trial_of(sweep, plan.cells[0], 1).records(1))
+    for recount in (False, True):
+        loaded = load(tmp_path, recount=recount)
+        # A file that was damaged is no launch that differed from the others.
+        assert list(loaded.trials["verdict"]) == ["pass", "error", "pass", "pass", "pass", "pass"]
+        assert "is not what was written" in loaded.trials["error"].iloc[1]
+        assert len(loaded.divergences) == 0
+        assert exit_code(loaded) == 3
+
+
+def test_a_large_sweep_whose_records_were_changed_finds_no_divergence_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(["seed=1"], ["seed=2"], common=["mode=relaunch", "trials=2", "against=seed:1"])
+    sweep = write_cells(tmp_path, plan)
+    for cell in plan.cells:
+        for number in range(2):
+            write_trial(trial_of(sweep, cell, number), cell, number)
+    _flip(trial_of(sweep, plan.cells[0], 1).records(1))
+    _flip(trial_of(sweep, plan.cells[1], 0).records(0))
+    monkeypatch.setattr("detsweep.analysis.loading.CHECKED_AT_ONCE", 10)
+    loaded = load(tmp_path)
+    assert list(loaded.trials["verdict"]) == ["pass", "error", "error", "pass"]
+    # Whole launches are what a baseline is compared with.
+    assert list(loaded.baselines["equal"]) == [True]
+
+
+def test_a_large_sweep_is_not_read_through_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, trial = _sweep(tmp_path)
     _flip(trial.records(1))
     loaded = load(tmp_path)
     assert len(unread(loaded)) == 1
-    (line,) = unread(loaded, most_bytes=10)
+    monkeypatch.setattr("detsweep.analysis.loading.CHECKED_AT_ONCE", 10)
+    large = load(tmp_path)
+    (line,) = unread(large, most_bytes=10)
     assert line.endswith("MB of records were not read to see whether they are whole: .problems does")
-    assert len(loaded.checked(records=False)) == 0
+    assert len(large.checked(records=False)) == 0
+    assert len(large.problems) == 1

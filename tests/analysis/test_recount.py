@@ -10,7 +10,7 @@ import pytest
 from detsweep import load
 from detsweep.analysis.rows import TRIAL_COLUMNS
 from detsweep.capture import read_streams, write_streams
-from detsweep.paths import read_json, write_json
+from detsweep.paths import file_hash, read_json, write_json
 from detsweep.plan import Plan
 from tests.support import BLOCK_0_POST, LOSS, plan_of, trial_of, write_cells, write_failure, write_trial
 
@@ -63,6 +63,7 @@ def test_records_that_say_something_else_than_the_result_are_told(tmp_path: Path
     write_streams(trial.records(1), [first, type(second)(**{**vars(second), "records": changed})], world_size=2)
     result = read_json(trial.result)
     result["files"][trial.records(1).name] = trial.records(1).stat().st_size
+    result["hashes"][trial.records(1).name] = file_hash(trial.records(1))
     write_json(trial.result, result)
     assert list(load(tmp_path).trials["verdict"]) == ["pass"]
     (row,) = load(tmp_path, recount=True).trials.to_dict("records")
@@ -92,6 +93,7 @@ def test_runs_in_another_order_are_an_error(tmp_path: Path) -> None:
     write_trial(trial, cell)
     lines = trial.records(0).read_text().splitlines(keepends=True)
     trial.records(0).write_text("".join([lines[2], lines[3], lines[0], lines[1]]))
+    trial.result.unlink()
     (error,) = load(tmp_path, recount=True).trials["error"]
     assert error == f"{trial.records(0)} holds runs that are not the 4 of rank 0"
 

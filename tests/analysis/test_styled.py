@@ -13,7 +13,7 @@ from detsweep.analysis.celltable import cell_table
 from detsweep.analysis.frames import Sweep
 from detsweep.analysis.marks import MARKS, mark
 from detsweep.analysis.report import print_report, write_report
-from detsweep.analysis.styled import NO_CELL, as_text
+from detsweep.analysis.styled import NO_CELL, NO_VALUE, as_text
 from tests.support import BLOCK_0_POST, plan_of, trial_of, write_cells, write_failure, write_trial
 
 
@@ -75,6 +75,8 @@ def test_a_field_without_a_cell_says_so(sweep: Sweep) -> None:
     assert shown.loc["recipe", 6] == MARKS["inert"]
     assert shown.loc["recipe", 1] == NO_CELL
     assert shown.loc["none", 8] == MARKS["none"]
+    assert as_text(sweep.styled(rows="seed", columns=[], value="bound")).loc[3, "bound"] == NO_VALUE
+    assert f">{NO_VALUE}<" in sweep.styled(rows="seed", columns=[], value="bound").to_html()
 
 
 def test_a_styled_matrix_is_html_with_words_and_with_colours(sweep: Sweep) -> None:

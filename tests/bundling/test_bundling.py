@@ -40,6 +40,8 @@ def sweep(tmp_path: Path) -> SweepPaths:
         f"{trial.recording.rank(0).log(0).relative_to(paths.folder)}": "{}\n",
         f"{trial.checkpoint.relative_to(paths.folder)}/shard": "state",
         "earlier.tar.zst": "an earlier bundle",
+        "mlruns/0/meta.yaml": "artifact_uri: /somewhere",
+        "wandb/run/log": "somewhere",
     }.items():
         (paths.folder / name).parent.mkdir(parents=True, exist_ok=True)
         (paths.folder / name).write_text(content)
@@ -64,7 +66,7 @@ def test_every_file_is_in_it_as_it_was_and_the_rest_is_named_with_the_reason(swe
     left_out = {one["name"].removeprefix(cell): one["why"] for one in made.manifest["left_out"]}
     assert set(left_out) == {
         ".jobs/", "cache/", "trial0/cache/", "trial0/checkpoint/shard", "trial0/recording/rank000/step000000.bin",
-        "earlier.tar.zst",
+        "earlier.tar.zst", "mlruns/", "wandb/",
     }  # fmt: skip
     assert left_out["cache/"] == "compiled kernels and tuning results"
     assert "trial0/recording/rank000/step000000.jsonl" in "\n".join(map(str, after))

@@ -262,3 +262,8 @@ def test_lines_in_which_nothing_is_replaced_stay_as_they_are() -> None:
     text = '{"a":1e-05,"b":"x"}\n{"b":"secret-value"}\n{torn secret-value'
     told = Redactor(_names(("secret", "secret-value")), frozenset()).jsonl(text)
     assert told == '{"a":1e-05,"b":"x"}\n{"b":"REDACTED-1"}\n{torn REDACTED-1'
+
+
+def test_what_is_left_of_a_secret_in_a_file_name_is_no_part_of_a_digest() -> None:
+    names = _names(("secret", "((abc))"))
+    assert names.replaced("((abc)) env.A_TOKEN-abc_x 00abc00") == "REDACTED-1 env.A_TOKEN-REDACTED-1_x 00abc00"

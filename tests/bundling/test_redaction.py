@@ -132,9 +132,32 @@ def test_fingerprints_are_the_same_bit_for_bit(planted: Path, bundle: Path) -> N
     assert before == after
 
 
+def test_it_loads_as_the_file_that_it_is_and_its_files_are_whole(planted: Path, bundle: Path) -> None:
+    before, after = detsweep.load(planted), detsweep.load(bundle)
+    assert list(after.trials["verdict"]) == list(before.trials["verdict"])
+    # Redacted records have another length and another hash, and the results know.
+    said = list(after.problems["problem"])
+    assert [line for line in said if "is not what was written" in line or " bytes, " in line] == []
+    assert len(said) <= len(before.problems)
+    assert list(detsweep.load(bundle, recount=True).trials["notes"]) == list(after.trials["notes"])
+
+
+def test_it_reports_and_diffs_without_any_of_it(bundle: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    command = [sys.executable, "-m", "detsweep.analysis", "report", str(bundle), "-o", str(page)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    text = page.read_bytes()
+    assert b"diverged" in text
+    assert [name for name, value in planting.every().items() if value.encode() in text] == []
+    command = [sys.executable, "-m", "detsweep.diff", str(bundle), str(bundle)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_analysis_command_reads_it(bundle: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "detsweep.analysis", str(opened(bundle))],
+        [sys.executable, "-m", "detsweep.analysis", str(bundle)],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr

@@ -22,7 +22,7 @@ def _rank(rank: int, **more: Any) -> dict[str, Any]:
         "host": f"node{rank // 2}",
         "torch": "2.13.0",
         "device": {"type": "cuda", "name": "A GPU", "index": rank % 2, "uuid": f"GPU-{rank}"},
-        "variables": {"NCCL_ALGO": "Ring"},
+        "variables": {"NCCL_ALGO": "Ring", "MASTER_ADDR": f"node{rank}"},
         "versions": {"nccl": "2.21.5"},
         **more,
     }

@@ -7,21 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
+from detsweep.analysis.cells import is_capture
 from detsweep.analysis.commands import closer_command, command_of
 from detsweep.analysis.costs import cost_words
 from detsweep.analysis.findings import closer_level
 from detsweep.analysis.marks import MARKS, shown_as
 from detsweep.analysis.page import beside, divergence
-from detsweep.analysis.page.known import Known
+from detsweep.analysis.page.known import Known, Rows
 from detsweep.analysis.page.labels import label_of, text_of
 from detsweep.analysis.page.model import Detail, Field, Grid, Log, Part
 from detsweep.analysis.page.pairs import Parted
 from detsweep.analysis.page.plots import rate
 from detsweep.analysis.page.tables import style_of
 from detsweep.analysis.verdicts import VALID
-from detsweep.analysis.words import counted, describe_first
+from detsweep.analysis.words import counted, describe_first, median, missing, total
 from detsweep.bounds import upper_bound
 from detsweep.failures import tail
 from detsweep.mitigations import EFFECTS
@@ -67,7 +66,8 @@ def _parts(known: Known, cell: str, row: Mapping[Any, Any], *, windows: int) -> 
         yield _faults(known.injections[cell])
     if cell in sweep.configs:
         yield from _baseline(known, cell, str(row.get("differs_from_baseline") or ""))
-        yield Part("Run it again", command=command_of(sweep, cell, known.sessions))
+        if not is_capture(sweep.overrides[cell]):
+            yield Part("Run it again", command=command_of(sweep, cell, known.sessions))
     yield Part("Where it lies", (_folder(sweep, trials),))
 
 
@@ -80,7 +80,7 @@ def diverged(known: Known, cell: str) -> list[tuple[int, Parted]]:
     trials = known.trials[cell]
     found: list[tuple[int, Parted]] = []
     seen: set[str] = set()
-    for _, trial in trials[trials["first_site"].notna()].iterrows():
+    for trial in (trial for trial in trials if not missing(trial["first_site"])):
         one = divergence.parted(known, cell, int(trial["trial"]), TrialPaths(Path(trial["folder"])))
         kinds = {reference.rstrip("0123456789") for reference in one.references}
         if not found or kinds - seen:
@@ -112,12 +112,13 @@ def _look_closer(sweep: Sweep, cell: str, one: Parted) -> Iterator[Part]:
     """The command that would name more than was observed here, where there is one and nobody has run it yet."""
     levels = (text_of(first["closer"]) for first in one.firsts())
     level = next((found for name in levels if name and (found := closer_level(one.config, name))), None)
-    if level is not None and cell not in sweep.drills and not one.config["compile"]:
+    runs = not one.config["compile"] and not is_capture(sweep.overrides[cell])
+    if level is not None and cell not in sweep.drills and runs:
         yield Part(f"Look closer, with observe={level}", command=closer_command(sweep, cell, level))
 
 
-def _failures(sweep: Sweep, trials: pd.DataFrame) -> Iterator[Part]:
-    for _, trial in trials.iterrows():
+def _failures(sweep: Sweep, trials: Rows) -> Iterator[Part]:
+    for trial in trials:
         if not text_of(trial["error"]):
             continue
         folder = TrialPaths(Path(trial["folder"]))
@@ -130,22 +131,23 @@ def _failures(sweep: Sweep, trials: pd.DataFrame) -> Iterator[Part]:
         yield Part(title, (f"{trial['verdict']}: {trial['error']}",), logs=tuple(shown))
 
 
-def _statistics(known: Known, cell: str, trials: pd.DataFrame) -> Part:
-    valid = trials[trials["verdict"].isin(VALID)]
-    diverged, replays = int((valid["verdict"] == "diverged").sum()), int(valid["replays"].sum())
-    of_trials, of_replays = rate(diverged, len(valid)), rate(int(valid["diverged_replays"].sum()), replays)
+def _statistics(known: Known, cell: str, trials: Rows) -> Part:
+    valid = [trial for trial in trials if trial["verdict"] in VALID]
+    diverged, replays = sum(trial["verdict"] == "diverged" for trial in valid), total(valid, "replays")
+    of_trials, of_replays = rate(diverged, len(valid)), rate(total(valid, "diverged_replays"), replays)
     rows = [
         ("trials", f"{len(trials)} asked for, {len(valid)} with a verdict about repeating"),
         ("diverged trials", _rate_words(of_trials.counted, of_trials.share, of_trials.interval)),
         ("diverged replays", _rate_words(of_replays.counted, of_replays.share, of_replays.interval)),
     ]
-    if replays and not int(valid["diverged_replays"].sum()):
+    if replays and not total(valid, "diverged_replays"):
         rows.append(
             ("bound", f"none of {counted(replays, 'replay')} diverged: below {upper_bound(replays):.1%} at 95%")
         )
     for column, name in (("plain_step_ms", "a step, unobserved"), ("step_ms", "a step, observed")):
-        if trials[column].notna().any():
-            rows.append((name, f"{trials[column].median():.1f} ms (median of trials)"))
+        milliseconds = median(trial[column] for trial in trials)
+        if not missing(milliseconds):
+            rows.append((name, f"{milliseconds:.1f} ms (median of trials)"))
     cost = known.costs.get(cell)
     if cost is not None:
         rows.append(("cost", f"{cost_words(cost)}, step time against {label_of(known.sweep, cost['baseline'])}"))
@@ -157,7 +159,7 @@ def _rate_words(counted_of: str, share: str, interval: str) -> str:
     return f"{counted_of}, {share} (95% interval {interval})" if share else counted_of
 
 
-def _trials(trials: pd.DataFrame) -> Iterator[Grid]:
+def _trials(trials: Rows) -> Iterator[Grid]:
     """A table of all trials, where there is more than one."""
     if len(trials) < 2:
         return
@@ -169,41 +171,43 @@ def _trials(trials: pd.DataFrame) -> Iterator[Grid]:
             Field("" if not text_of(trial["replays"]) else f"{trial['diverged_replays']}/{trial['replays']}", "number"),
             Field("" if not text_of(trial["seconds"]) else f"{trial['seconds']:.1f}", "number"),
         )
-        for _, trial in trials.head(TRIALS).iterrows()
+        for trial in trials[:TRIALS]
     )
     note = f"{len(trials) - TRIALS} more are not shown." if len(trials) > TRIALS else ""
     yield Grid("Every trial", ("trial", "verdict", "first divergence", "replays diverged", "seconds"), rows, note=note)
 
 
-def _notes(trials: pd.DataFrame) -> Iterator[Part]:
-    lines = list(dict.fromkeys(note for notes in trials["notes"] for note in notes))
+def _notes(trials: Rows) -> Iterator[Part]:
+    lines = list(dict.fromkeys(note for trial in trials for note in trial["notes"]))
     if lines:
         more = (f"{len(lines) - FAULTS} more of this kind",) if len(lines) > FAULTS else ()
         yield Part("Notes", (*lines[:FAULTS], *more))
 
 
-def _effects(own: pd.DataFrame) -> Part:
+def _effects(own: Rows) -> Part:
     """What became of each setting; the same of several trials once."""
-    keys = ["mitigation", "setting", "status", "evidence"]
-    seen = own.groupby(keys, sort=False, dropna=False)["trial"].agg(list).reset_index()
+    seen: dict[tuple[str, ...], list[str]] = {}
+    for one in own:
+        key = tuple(str(one[name]) for name in ("mitigation", "setting", "status", "evidence"))
+        seen.setdefault(key, []).append(str(one["trial"]))
     rows = tuple(
         (
-            Field(str(one["mitigation"])),
-            Field(str(one["setting"])),
-            Field(str(one["status"]), f"effect-{one['status']}" if one["status"] in EFFECTS else ""),
-            Field(str(one["evidence"])),
-            Field(", ".join(map(str, one["trial"])), "number"),
+            Field(mitigation),
+            Field(setting),
+            Field(status, f"effect-{status}" if status in EFFECTS else ""),
+            Field(evidence),
+            Field(", ".join(trials), "number"),
         )
-        for _, one in seen.iterrows()
+        for (mitigation, setting, status, evidence), trials in seen.items()
     )
     columns = ("mitigation", "setting", "effect", "evidence", "trials")
     return Part("What became of its mitigations", grids=(Grid("Settings, and the proof", columns, rows, heads=2),))
 
 
-def _faults(own: pd.DataFrame) -> Part:
+def _faults(own: Rows) -> Part:
     names = ["trial", "ranks", "step", "run", "kind", "site", "name", "block", "detected", "placed"]
-    columns = [name for name in names if name in own]
-    rows = tuple(tuple(Field(text_of(value)) for value in row) for row in own[columns].head(FAULTS).to_numpy())
+    columns = [name for name in names if name in own[0]]
+    rows = tuple(tuple(Field(text_of(one[name])) for name in columns) for one in own[:FAULTS])
     note = f"{len(own) - FAULTS} more are not shown." if len(own) > FAULTS else ""
     line = f"{counted(len(own), 'fault')} put in on purpose: this cell is no finding."
     grid = Grid("Faults, and what was found of them", tuple(columns), rows, heads=0, note=note)
@@ -227,14 +231,14 @@ def _baseline(known: Known, cell: str, differs: str) -> Iterator[Part]:
 
 def _first_folder(known: Known, cell: str) -> TrialPaths:
     """The first trial of a cell that left an environment, else its first."""
-    folders = [TrialPaths(Path(folder)) for folder in known.trials[cell]["folder"]]
+    folders = [TrialPaths(Path(trial["folder"])) for trial in known.trials[cell]]
     return next((folder for folder in folders if folder.environment(0).exists()), folders[0])
 
 
-def _folder(sweep: Sweep, trials: pd.DataFrame) -> str:
-    folder = Path(trials.iloc[0]["folder"])
+def _folder(sweep: Sweep, trials: Rows) -> str:
+    folder = Path(trials[0]["folder"])
     # Of a cell whose own file is broken no trial is known, and the folder is the cell's.
-    return _relative(str(folder.parent if trials.iloc[0]["cell"] in sweep.configs else folder), sweep.folder)
+    return _relative(str(folder.parent if trials[0]["cell"] in sweep.configs else folder), sweep.folder)
 
 
 def _relative(path: str, base: Path) -> str:

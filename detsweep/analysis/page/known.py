@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
+from detsweep.analysis.cells import rows_by_cell
 from detsweep.analysis.commands import sessions_of
 from detsweep.analysis.costs import without_mitigations
 from detsweep.analysis.words import missing
 
 if TYPE_CHECKING:
     from detsweep.analysis.frames import Sweep
+
+
+Rows = Sequence[Mapping[str, Any]]
+"""Rows of a frame."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +29,10 @@ class Known:
 
     sweep: Sweep
     cells: tuple[str, ...]
-    trials: Mapping[str, pd.DataFrame]
-    divergences: Mapping[str, list[dict[str, Any]]]
-    effects: Mapping[str, pd.DataFrame]
-    injections: Mapping[str, pd.DataFrame]
+    trials: Mapping[str, Rows]
+    divergences: Mapping[str, Rows]
+    effects: Mapping[str, Rows]
+    injections: Mapping[str, Rows]
     costs: Mapping[str, Mapping[Any, Any]]
     baselines: Mapping[str, str]
     bare: Mapping[str, str]
@@ -38,9 +41,6 @@ class Known:
 
 def known(sweep: Sweep) -> Known:
     """Take the frames of a sweep apart."""
-    divergences: dict[str, list[dict[str, Any]]] = {}
-    for row in sweep.divergences.to_dict("records"):
-        divergences.setdefault(str(row["cell"]), []).append({str(key): value for key, value in row.items()})
     bare: dict[str, str] = {}
     cells = tuple(map(str, dict.fromkeys(sweep.trials["cell"])))
     for cell in cells:
@@ -49,10 +49,10 @@ def known(sweep: Sweep) -> Known:
     return Known(
         sweep,
         cells,
-        _by_cell(sweep.trials),
-        divergences,
-        _by_cell(sweep.effects),
-        _by_cell(sweep.injections),
+        rows_by_cell(sweep.trials),
+        rows_by_cell(sweep.divergences),
+        rows_by_cell(sweep.effects),
+        rows_by_cell(sweep.injections),
         {str(row["cell"]): row for row in sweep.costs.to_dict("records")},
         {str(row["cell"]): str(row["baseline"]) for row in sweep.baselines.to_dict("records")
          if not missing(row["baseline"])},
@@ -64,7 +64,3 @@ def known(sweep: Sweep) -> Known:
 def mitigated(config: Mapping[str, Any]) -> bool:
     """Whether a cell sets anything that is meant to make it repeat, or a variable of its own."""
     return bool(config["env"]) or any(one.get("env") or one.get("torch") for one in config["mitigation"].values())
-
-
-def _by_cell(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    return {str(cell): group for cell, group in frame.groupby("cell", sort=False, dropna=False)}

@@ -38,18 +38,18 @@ class Tracked:
     """A sweep for a tracker: its cells as runs, and the matrix, None where the folder has none (yet)."""
 
     name: str
-    folder: Path
+    paths: SweepPaths
     runs: tuple[TrackedRun, ...]
     matrix: Path | None
 
 
 def tracked(sweep: Sweep) -> Tracked:
     """Everything of a sweep that a tracker is told. Cells whose own file cannot be read are no runs."""
-    own = _identity(SweepPaths(sweep.folder))
+    paths = SweepPaths(sweep.folder)
+    own = _identity(paths)
     groups = sweep.trials.groupby("cell", sort=False, dropna=False)
     runs = tuple(_run(sweep, str(cell), group, own) for cell, group in groups if cell in sweep.configs)
-    matrix = SweepPaths(sweep.folder).matrix_md
-    return Tracked(sweep.folder.name, sweep.folder, runs, matrix if matrix.exists() else None)
+    return Tracked(sweep.folder.name, paths, runs, paths.matrix_md if paths.matrix_md.exists() else None)
 
 
 def _identity(paths: SweepPaths) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from detsweep.analysis.tracking.runs import Tracked, TrackedRun
+from detsweep.analysis.words import counted
 
 EXPERIMENT = "detsweep"
 KEY = "detsweep.key"
@@ -22,7 +23,7 @@ _SMALL = 20_000_000
 def write(sweep: Tracked) -> str:
     """Create or update a run for each cell."""
     own = "MLFLOW_TRACKING_URI" not in os.environ
-    folder = sweep.folder / "mlruns"
+    folder = sweep.paths.tracker("mlflow")
     uri = _own_store(folder) if own else os.environ["MLFLOW_TRACKING_URI"]
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
@@ -37,7 +38,7 @@ def write(sweep: Tracked) -> str:
         _write_run(client, experiment, run, matrix)
     plain = "" if database else "MLFLOW_ALLOW_FILE_STORE=true "
     look = f"; to look at them: {plain}mlflow ui --backend-store-uri {uri}" if own else ""
-    return f"{len(sweep.runs)} runs in experiment {_name()} of {uri}{told}{look}"
+    return f"{counted(len(sweep.runs), 'run')} in experiment {_name()} of {uri}{told}{look}"
 
 
 def _matrices(sweep: Tracked, *, moved: bool) -> tuple[list[Path | None], str]:

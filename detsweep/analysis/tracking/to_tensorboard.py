@@ -8,19 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from detsweep.analysis.tracking.runs import Tracked, TrackedRun
+from detsweep.analysis.words import counted
 
 _LONGEST = 80
 
 
 def write(sweep: Tracked) -> str:
     """Write an event file for each cell, in the place of the one that was there."""
-    folder = sweep.folder / "tensorboard"
+    folder = sweep.paths.tracker("tensorboard")
     for run in sweep.runs:
         own = folder / _name(run)
         for earlier in folder.glob(f"*{run.key}/events.out.tfevents.*"):
             earlier.unlink()
         _write_run(own, run, sweep.matrix)
-    return f"{len(sweep.runs)} runs in {folder}; to look at them: tensorboard --logdir {folder}"
+    return f"{counted(len(sweep.runs), 'run')} in {folder}; to look at them: tensorboard --logdir {folder}"
 
 
 def _name(run: TrackedRun) -> str:

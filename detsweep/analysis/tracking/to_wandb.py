@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from detsweep.analysis.tracking.runs import Tracked, TrackedRun
+from detsweep.analysis.words import counted
 
 PROJECT = "detsweep"
 _LONGEST_TAG = 64
@@ -22,13 +23,16 @@ def write(sweep: Tracked) -> str:
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
 
+    # wandb itself makes a folder of this name in the one that it is given.
+    where = sweep.paths.tracker("wandb")
     for run in sweep.runs:
         if mode == "offline":
-            _remove(sweep.folder / "wandb", run.key)
+            _remove(where, run.key)
         _write_run(wandb, sweep, run)
-    where = sweep.folder / "wandb"
+    # Its service writes on after a run has ended; this waits for it.
+    wandb.teardown()
     upload = f"; to upload: wandb sync {where}/offline-run-*" if mode == "offline" else ""
-    return f"{len(sweep.runs)} runs, WANDB_MODE={mode}, in {where}{upload}"
+    return f"{counted(len(sweep.runs), 'run')}, WANDB_MODE={mode}, in {where}{upload}"
 
 
 def _remove(folder: Path, key: str) -> None:
@@ -41,7 +45,7 @@ def _write_run(wandb: Any, sweep: Tracked, run: TrackedRun) -> None:
     tags = [run.tags[name][:_LONGEST_TAG] for name in _TAGS if name in run.tags]
     with wandb.init(
         project=os.environ.get("WANDB_PROJECT") or PROJECT,
-        dir=str(sweep.folder),
+        dir=str(sweep.paths.folder),
         id=run.key,
         name=run.name,
         group=sweep.name,

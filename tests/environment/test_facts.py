@@ -13,7 +13,12 @@ RANK: dict[str, Any] = {
     "node": None,
     "pid": 1,
     "torch": "2.13.0",
-    "variables": {"NCCL_ALGO": "Ring", "MASTER_PORT": "1", "MASTER_ADDR": "a", "TRITON_CACHE_DIR": "/x/cells/a/cache"},
+    "variables": {
+        "NCCL_ALGO": "Ring",
+        "MASTER_PORT": "1",
+        "MASTER_ADDR": "a",
+        "TRITON_CACHE_DIR": "/x/cells/a-0123456789/cache",
+    },
     "started_with": {"NCCL_ALGO": "Ring"},
     "machine": {"kernel": "6.1", "numa": {"node0": {"cpus": "0-3"}}},
     "libraries": ["/a/libmkl.so", "/a/libnccl.so.2"],
@@ -33,7 +38,7 @@ def test_an_environment_and_itself_differ_in_nothing() -> None:
 
 
 def test_what_tells_one_process_from_another_is_no_fact() -> None:
-    own = {"MASTER_PORT": "2", "MASTER_ADDR": "b", "TRITON_CACHE_DIR": "/x/cells/b/cache"}
+    own = {"MASTER_PORT": "2", "TRITON_CACHE_DIR": "/elsewhere/cells/b-abcdef0123/cache"}
     assert _changed(rank=1, pid=2, started_with={}, variables={**RANK["variables"], **own}) == []
 
 
@@ -42,17 +47,18 @@ def test_versions_of_loaded_libraries_are_told_first() -> None:
         host="b",
         torch="2.12.0",
         versions={"nccl": "2.22.3"},
-        variables={"NCCL_ALGO": ""},
+        variables={**RANK["variables"], "NCCL_ALGO": "", "TRITON_CACHE_DIR": "/scratch"},
         machine={"kernel": "6.1", "numa": {"node0": {"cpus": "0-7"}}},
         libraries=["/elsewhere/libmkl.so"],
     )
     assert lines == [
         "versions: nccl: 2.21.5 -> 2.22.3",
-        "libraries: libnccl.so.2: loaded -> not there",
         "torch: torch: 2.13.0 -> 2.12.0",
         'variables: NCCL_ALGO: Ring -> ""',
+        "variables: TRITON_CACHE_DIR: <its cell>/cache -> /scratch",
         "machine: host: a -> b",
         "machine: numa.node0.cpus: 0-3 -> 0-7",
+        "libraries: libnccl.so.2: loaded -> not there",
     ]
 
 
@@ -76,7 +82,3 @@ def test_which_build_a_library_is_is_a_fact_of_its_own() -> None:
 def test_of_an_environment_file_what_is_of_the_moment_or_not_known_is_no_fact() -> None:
     one = {"kind": "environment", "now": {"captured": 1.0}, "not_known": {"gpus": "x"}, "variables_unset": ["A"]}
     assert facts(one) == {}
-
-
-def test_a_path_that_somebody_gave_nccl_is_a_fact() -> None:
-    assert facts({"variables": {"NCCL_CONF_FILE": "/x"}}) == {("variables", "NCCL_CONF_FILE"): "/x"}
