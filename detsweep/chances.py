@@ -26,6 +26,15 @@ class Chances:
     launches: int
 
 
+NOTHING = Chances(0, 0, 0, 0)
+
+
+def summed(several: Iterable[Chances]) -> Chances:
+    """The chances of several trials, or cells, together."""
+    numbers = [(one.diverged, one.compared, one.diverged_launches, one.launches) for one in several]
+    return Chances(*map(sum, zip(*numbers, strict=True))) if numbers else NOTHING
+
+
 def chances(results: Mapping[int, Result], config: Mapping[str, Any]) -> Chances:
     """Sum up the results of a cell's trials, settled where launches are compared; only those with a verdict count."""
     valid = [result for _, result in sorted(results.items()) if result["verdict"] in COMPARABLE]

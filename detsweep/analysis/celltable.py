@@ -16,7 +16,6 @@ from detsweep.analysis.rates import LAUNCH_COLUMNS, Rate, rates
 from detsweep.analysis.verdicts import FAILED, VALID, worst
 from detsweep.analysis.words import counted, describe_first, describe_place, listed, median, missing, said, total
 from detsweep.baselines import value_of
-from detsweep.bounds import upper_bound
 from detsweep.crosstrial import RAN
 
 MATRIX_COLUMNS = (
@@ -36,16 +35,17 @@ def cell_table(sweep: Sweep) -> pd.DataFrame:
     Columns: the axes that vary; `verdict`, the worst of its trials; `fault` and `mitigation` where any cell has one;
     what became of its mitigations as `effect` (see detsweep.mitigations.effect), and what they `cost`, as a ratio of
     step times with its spread; `diverged` as "diverged/valid trials"; `errors`; `replays` as "diverged/compared
-    replays" of the valid trials; `rate`, that of a replay, with its 95% interval from `rate_low` to `rate_high`;
-    `upper_bound`, below which it lies with 95% confidence when none diverged; where a cell has several valid trials
-    `launch_rate`, the share of launches that diverged, with its interval; where a cell `stopped` early, after how many
-    trials and why; where the same cell without mitigations is there, how it compares `against_none`, and the p of that
-    (see detsweep.analysis.rates and .compared); the `first` divergence of the first trial that has one; `ranks`, all
-    that diverged in any trial; milliseconds of a step without and with observation (medians of the valid trials);
-    `retries`, how often its trials were submitted again, or started anew by Slurm, where any was; the first `error` and
-    the end of its log. With the first divergence its `cause`; `closer_look`, what a drill found; `loss`, in how many of
-    the diverged comparisons the loss differs, or how many steps after the first divergence it does. Where cells have a
-    `baseline`: which, where the cell `differs_from_baseline` first, and whether its loss does.
+    replays" of the valid trials, of a trajectory up to the first step that differs; `rate`, the ratio of these, with
+    its 95% interval from `rate_low` to `rate_high`; `upper_bound`, below which it lies with 95% confidence when none
+    diverged; where a cell has several valid trials `launch_rate`, the share of launches that diverged, with its
+    interval; where a cell `stopped` early, after how many trials and why; where the same cell without mitigations is
+    there, how it compares `against_none`, and the p of that (see detsweep.analysis.rates and .compared); the `first`
+    divergence of the first trial that has one; `ranks`, all that diverged in any trial; milliseconds of a step without
+    and with observation (medians of the valid trials); `retries`, how often its trials were submitted again, or started
+    anew by Slurm, where any was; the first `error` and the end of its log. With the first divergence its `cause`;
+    `closer_look`, what a drill found; `loss`, in how many of the diverged comparisons the loss differs, or how many
+    steps after the first divergence it does. Where cells have a `baseline`: which, where the cell
+    `differs_from_baseline` first, and whether its loss does.
     """
     known, trials = rates(sweep), rows_by_cell(sweep.trials)
     pairs = against_none(sweep, known)
@@ -84,7 +84,6 @@ def _cell_row(sweep: Sweep, trials: Rows) -> dict[str, Any]:
     verdicts = [str(trial["verdict"]) for trial in trials]
     valid = [trial for trial in trials if trial["verdict"] in VALID]
     ran = [trial for trial in trials if trial["verdict"] in RAN]
-    replays, diverged_replays = total(valid, "replays"), total(valid, "diverged_replays")
     diverged = [trial for trial in trials if not missing(trial["first_site"])]
     failed = [trial for trial in trials if not missing(trial["error"])]
     # A cell that cannot be read has no value on any axis.
@@ -95,8 +94,6 @@ def _cell_row(sweep: Sweep, trials: Rows) -> dict[str, Any]:
         "effect": effects(trials),
         "diverged": f"{verdicts.count('diverged')}/{len(valid)}",
         "errors": sum(verdict in FAILED for verdict in verdicts),
-        "replays": f"{diverged_replays}/{replays}",
-        "upper_bound": upper_bound(replays) if replays and not diverged_replays else None,
         "first": firsts(diverged),
         "cause": str(said(diverged[0]["cause"])) if diverged else "",
         "closer_look": _closer_look(sweep, row["cell"]),
@@ -117,6 +114,7 @@ def effects(trials: Rows) -> str:
 
 def _statistics(rate: Rate, against: Against | None) -> dict[str, Any]:
     return {
+        "replays": rate.counted,
         **rate.columns(),
         "stopped": "" if rate.stopped is None else rate.stopped.words,
         "against_none": "" if against is None else against.words,

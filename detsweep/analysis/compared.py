@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from detsweep.analysis.costs import has_settings, without_mitigations
@@ -24,7 +24,8 @@ class Against:
 
     `own` and `other`: how often each diverged, in how many chances, counted over `unit` (replays or launches). `p`: how
     probable that is, or what is more uneven, if both have one rate, adjusted for all the comparisons of the sweep; None
-    where neither diverged, and nothing can be said.
+    where neither diverged, and nothing can be said. `few`: how many launches these replays are of, own and other, where
+    they are too few to tell by themselves; None where they are not.
     """
 
     baseline: str
@@ -32,6 +33,17 @@ class Against:
     other: Counts
     unit: str
     p: float | None
+    few: tuple[int, int] | None = None
+
+    @property
+    def sure(self) -> bool:
+        """Whether a difference is called."""
+        return self.p is not None and self.p < 1 - CONFIDENCE
+
+    @property
+    def resting(self) -> bool:
+        """Whether it is called from replays alone, of which nobody knows whether they are independent."""
+        return self.sure and self.few is not None
 
     @property
     def words(self) -> str:
@@ -39,10 +51,11 @@ class Against:
         if self.p is None:
             return NEVER
         fewer = self.own[0] * self.other[1] < self.other[0] * self.own[1]
-        sure = self.p < 1 - CONFIDENCE
         over = "" if self.unit == "replays" else f", {self.unit}"
+        if self.few is not None and self.sure:
+            over = f" if replays are independent; {_launches(*self.few)}"
         never = "" if self.other[0] else f", {NEVER}"
-        return f"{'no difference seen' if not sure else 'fewer' if fewer else 'more'} ({_p(self.p)}{over}){never}"
+        return f"{'no difference seen' if not self.sure else 'fewer' if fewer else 'more'} ({_p(self.p)}{over}){never}"
 
 
 def against_none(sweep: Sweep, rates: Mapping[str, Rate]) -> dict[str, Against]:
@@ -51,6 +64,8 @@ def against_none(sweep: Sweep, rates: Mapping[str, Rate]) -> dict[str, Against]:
     Cells whose mitigations are inert are not compared, nor is what has no verdict on either side, nor the sets of a
     search, which is its own judge. What is counted are replays; launches, where in either cell some of them diverged
     and others did not, or where launches are what is compared: then replays of one launch may stand or fall together.
+    Where neither is so they still may, and a launch be no more than one observation: of so few launches that these
+    could not be said to differ if all of one cell diverged and none of the other, it is said that p rests on that.
     """
     if sweep.search:
         return {}
@@ -67,14 +82,13 @@ def against_none(sweep: Sweep, rates: Mapping[str, Rate]) -> dict[str, Against]:
         counts = [_counts(one, launches=launches) for one in (own, other)]
         if all(chances for _, chances in counts):
             p = fisher(counts[0], counts[1]) if counts[0][0] or counts[1][0] else None
-            pairs[cell] = Against(baseline, counts[0], counts[1], "launches" if launches else "replays", p)
+            few = None if launches else _too_few(own.seen.launches, other.seen.launches)
+            pairs[cell] = Against(baseline, counts[0], counts[1], "launches" if launches else "replays", p, few)
     # Where neither diverged no outcome could have told them apart: such a pair is no comparison.
     asked = [cell for cell, one in pairs.items() if one.p is not None]
     values = holm([p for cell in asked if (p := pairs[cell].p) is not None])
     adjusted = dict(zip(asked, values, strict=True))
-    return {
-        cell: Against(one.baseline, one.own, one.other, one.unit, adjusted.get(cell)) for cell, one in pairs.items()
-    }
+    return {cell: replace(one, p=adjusted.get(cell)) for cell, one in pairs.items()}
 
 
 def against_lines(sweep: Sweep, pairs: Mapping[str, Against]) -> Iterator[str]:
@@ -83,6 +97,8 @@ def against_lines(sweep: Sweep, pairs: Mapping[str, Against]) -> Iterator[str]:
     if tests:
         several = f", p adjusted for {tests} comparisons (Holm)" if tests > 1 else ""
         yield f"against no mitigation: Fisher's exact test, two-sided{several}"
+    if any(one.resting for one in pairs.values()):
+        yield "if replays of a launch stand or fall together, so few launches tell nothing: trials=4 or more would"
     faulty = {cell for cell, config in sweep.configs.items() if config["fault"]["kind"] != "none"}
     found = {one.baseline: one.other[0] for cell, one in pairs.items() if cell not in faulty}
     clean = [baseline for baseline, diverged in found.items() if not diverged]
@@ -100,6 +116,15 @@ def against_lines(sweep: Sweep, pairs: Mapping[str, Against]) -> Iterator[str]:
 def _counts(rate: Rate, *, launches: bool) -> Counts:
     seen = rate.seen
     return (seen.diverged_launches, seen.launches) if launches else (seen.diverged, seen.compared)
+
+
+def _too_few(own: int, other: int) -> tuple[int, int] | None:
+    """These numbers of launches where not even all against none of them would be a difference; 4 each are enough."""
+    return (own, other) if fisher((own, own), (0, other)) >= 1 - CONFIDENCE else None
+
+
+def _launches(own: int, other: int) -> str:
+    return f"{counted(own, 'launch', 'launches')} each" if own == other else f"{own} and {other} launches"
 
 
 def _idle(sweep: Sweep) -> set[str]:

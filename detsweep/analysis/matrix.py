@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -11,13 +11,16 @@ from detsweep.analysis.cells import has_key
 from detsweep.analysis.celltable import Rows, effects, firsts
 from detsweep.analysis.frames import Sweep
 from detsweep.analysis.marks import shown_as
+from detsweep.analysis.rates import Rate, chances_by_trial
 from detsweep.analysis.verdicts import VALID, worst
-from detsweep.analysis.words import median, missing, total
+from detsweep.analysis.words import median, missing
 from detsweep.baselines import value_of
-from detsweep.bounds import rate_below
+from detsweep.chances import Chances, summed
 
 _DERIVED = ("shown_as", "rate", "bound", "cost", "first")
 """Values of a field that are no column of the trials."""
+_COUNTED = ("replays", "bound")
+"""Those that are sums of chances."""
 
 
 def pivot(
@@ -27,8 +30,9 @@ def pivot(
 
     `rows` and `columns` default to the axes that vary, the last of them across. `verdict` shows the worst verdict of
     the trials that meet in a field, `shown_as` the same or `inert`, `rate` is "diverged/valid" trials, `replays` the
-    same of replays, `bound` the rate per replay below which it lies with 95% confidence, `cost` the ratio of step
-    times, `first` the first divergence in words; numbers are medians, other values are joined. Any key of the
+    same of replays, of a trajectory up to the first step that differs, as in the cell table, `bound` the rate per
+    replay below which it lies with 95% confidence, where all that meet in a field have one rate, `cost` the ratio of
+    step times, `first` the first divergence in words; numbers are medians, other values are joined. Any key of the
     configuration is a column here, whether or not it varies.
     Raises KeyError, listing what there is, for a name that is neither.
     """
@@ -45,7 +49,8 @@ def pivot(
     for trial in trials.to_dict("records"):
         groups.setdefault(tuple(None if missing(trial[key]) else trial[key] for key in keys), []).append(trial)
     ratios = dict(zip(sweep.costs["cell"], sweep.costs["ratio"], strict=True))
-    fields = {key: _field(group, value, ratios, numbers=numbers) for key, group in groups.items()}
+    seen = chances_by_trial(sweep) if value in _COUNTED else {}
+    fields = {key: _field(group, value, ratios, seen, numbers=numbers) for key, group in groups.items()}
     if not keys:
         single: pd.DataFrame = pd.DataFrame({value: list(fields.values())})
         return single
@@ -66,16 +71,19 @@ def _axis(keys: list[tuple[Any, ...]], names: list[str]) -> pd.Index[Any] | None
     return index
 
 
-def _field(trials: Rows, value: str, costs: dict[str, float], *, numbers: bool) -> Any:
+def _field(
+    trials: Rows, value: str, costs: Mapping[str, float], seen: Mapping[tuple[str, int], Chances], *, numbers: bool
+) -> Any:
     verdicts = [str(trial["verdict"]) for trial in trials]
     valid = [trial for trial in trials if trial["verdict"] in VALID]
-    compared, diverged = total(valid, "replays"), total(valid, "diverged_replays")
+    keys = [(str(trial["cell"]), int(trial["trial"])) for trial in valid]
+    rate = Rate(summed(seen[key] for key in keys if key in seen))
     special: dict[str, Callable[[], Any]] = {
         "verdict": lambda: worst(verdicts),
         "shown_as": lambda: shown_as({"verdict": worst(verdicts), "effect": effects(trials)}),
         "rate": lambda: f"{verdicts.count('diverged')}/{len(valid)}",
-        "replays": lambda: f"{diverged}/{compared}",
-        "bound": lambda: rate_below(diverged, compared) if compared else None,
+        "replays": lambda: rate.counted,
+        "bound": lambda: rate.bound,
         "cost": lambda: median({trial["cell"]: costs.get(trial["cell"]) for trial in trials}.values()),
         "first": lambda: firsts([trial for trial in trials if not missing(trial["first_site"])]),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,8 @@ from detsweep import modes, stopping
 from detsweep.analysis.cells import rows_by_cell
 from detsweep.analysis.verdicts import VALID
 from detsweep.analysis.words import total
-from detsweep.bounds import interval, interval_until, upper_bound
-from detsweep.chances import Chances, moot_steps
+from detsweep.bounds import interval, interval_until, rate_below, upper_bound
+from detsweep.chances import NOTHING, Chances, moot_steps, summed
 from detsweep.stopping import Stopped
 
 if TYPE_CHECKING:
@@ -42,15 +42,32 @@ class Rate:
         """Whether some launches diverged and others did not: replays of one may then stand or fall together."""
         return 0 < self.seen.diverged_launches < self.seen.launches
 
+    @property
+    def counted(self) -> str:
+        """The replays that the rate is made of, as "diverged/compared"."""
+        return f"{self.seen.diverged}/{self.seen.compared}"
+
+    @property
+    def bound(self) -> float | None:
+        """The rate of a replay below which it lies with 95% confidence, one-sided, whether or not any diverged."""
+        return rate_below(self.seen.diverged, self.seen.compared) if self.seen.compared else None
+
+    @property
+    def launch_interval(self) -> tuple[float, float]:
+        """The two-sided 95% interval of the rate of launches; 0 to 1 where there is none."""
+        seen = self.seen
+        return (interval_until if self.until else interval)(seen.diverged_launches, seen.launches)
+
     def columns(self) -> dict[str, float | None]:
         """The columns of the cell table, as numbers; of launches only where there are several."""
         seen = self.seen
-        found: dict[str, float | None] = dict.fromkeys((*RATE_COLUMNS, *LAUNCH_COLUMNS))
+        found: dict[str, float | None] = dict.fromkeys((*RATE_COLUMNS, "upper_bound", *LAUNCH_COLUMNS))
         if seen.compared:
             low, high = interval(seen.diverged, seen.compared)
             found |= {"rate": seen.diverged / seen.compared, "rate_low": low, "rate_high": high}
+            found["upper_bound"] = None if seen.diverged else upper_bound(seen.compared)
         if seen.launches > 1:
-            low, high = (interval_until if self.until else interval)(seen.diverged_launches, seen.launches)
+            low, high = self.launch_interval
             rate = seen.diverged_launches / seen.launches
             found |= {"launch_rate": rate, "launch_rate_low": low, "launch_rate_high": high}
             found["launch_upper_bound"] = None if rate else upper_bound(seen.launches)
@@ -59,12 +76,38 @@ class Rate:
 
 def rates(sweep: Sweep) -> dict[str, Rate]:
     """The rates of each cell of a sweep, by its id; of one whose own file is broken nothing was counted."""
-    parted = _parted(sweep)
+    by_trial = chances_by_trial(sweep)
     found = {}
     for cell, trials in rows_by_cell(sweep.trials).items():
         config = sweep.configs.get(cell)
-        found[cell] = Rate(Chances(0, 0, 0, 0)) if config is None else _rate(trials, config, parted.get(cell))
+        found[cell] = Rate(NOTHING) if config is None else _rate(cell, trials, config, by_trial)
     return found
+
+
+def chances_by_trial(sweep: Sweep) -> dict[tuple[str, int], Chances]:
+    """What each trial with a verdict about repeating adds to the chances of its cell, by cell and number.
+
+    Nothing of cells whose own file is broken. Whatever is said of some of the trials is the sum of these.
+    """
+    parted = _parted(sweep)
+    return {
+        (cell, int(trial["trial"])): _chances(trial, sweep.configs[cell], parted, first=place == 0)
+        for cell, trials in rows_by_cell(sweep.trials).items()
+        if cell in sweep.configs
+        for place, trial in enumerate(_valid(trials))
+    }
+
+
+def pooled(several: Iterable[Rate]) -> Rate:
+    """One rate of several cells together, of the sum of their chances; of one cell it is that cell's.
+
+    The intervals take all these cells to have one rate, and all their replays, or launches, to be independent. Where
+    rates differ it is their mean, weighted by the chances of each, that is spoken of. What cells counted until so many
+    of their launches diverged is negative binomial together, too; with others among them the ordinary interval is
+    taken, whose upper end is higher.
+    """
+    cells = [one for one in several if one.seen.compared or one.seen.launches]
+    return Rate(summed(one.seen for one in cells), until=bool(cells) and all(one.until for one in cells))
 
 
 def rate_words(rate: float | None, low: float | None, high: float | None) -> str:
@@ -112,15 +155,15 @@ def stopped_lines(known: Mapping[str, Rate]) -> list[str]:
     return [f"stop_after: {cells} stopped early, which spared {spared} of {sum(one.of for one in early)} trials"]
 
 
-def _rate(trials: Sequence[Mapping[str, Any]], config: Mapping[str, Any], parted: Sequence[int] | None) -> Rate:
-    valid = sorted((trial for trial in trials if trial["verdict"] in VALID), key=lambda trial: int(trial["trial"]))
+def _rate(
+    cell: str,
+    trials: Sequence[Mapping[str, Any]],
+    config: Mapping[str, Any],
+    by_trial: Mapping[tuple[str, int], Chances],
+) -> Rate:
+    valid = _valid(trials)
     diverged = [trial["verdict"] == "diverged" for trial in valid]
-    compared, differed = total(valid, "replays"), total(valid, "diverged_replays")
-    if modes.trajectories(config):
-        steps = parted or ()
-        compared, differed = compared - moot_steps(steps, config), len(steps)
-    first_moot = bool(diverged) and config["mode"]["name"] == "relaunch" and not diverged[0]
-    seen = Chances(differed, compared, sum(diverged), len(diverged) - first_moot)
+    seen = summed(by_trial[cell, int(trial["trial"])] for trial in valid)
     wanted, ended = int(config["trials"]), len(trials)
     why = stopping.reason(config, seen) if stopping.has_rule(config) else None
     stopped = Stopped(ended, wanted, why) if why is not None and ended < wanted else None
@@ -128,18 +171,39 @@ def _rate(trials: Sequence[Mapping[str, Any]], config: Mapping[str, Any], parted
     return Rate(seen, stopped, until)
 
 
-def _parted(sweep: Sweep) -> dict[str, list[int]]:
-    """Of cells that train, by their ids: the first step that differs of each trajectory that parted."""
+def _valid(trials: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those of a cell's trials that have a verdict about repeating, by their numbers."""
+    return sorted((trial for trial in trials if trial["verdict"] in VALID), key=lambda trial: int(trial["trial"]))
+
+
+def _chances(
+    trial: Mapping[str, Any],
+    config: Mapping[str, Any],
+    parted: Mapping[tuple[str, int], Sequence[int]],
+    *,
+    first: bool,
+) -> Chances:
+    compared, differed = total([trial], "replays"), total([trial], "diverged_replays")
+    if modes.trajectories(config):
+        steps = parted.get((str(trial["cell"]), int(trial["trial"])), ())
+        compared, differed = compared - moot_steps(steps, config), len(steps)
+    diverged = trial["verdict"] == "diverged"
+    moot = first and config["mode"]["name"] == "relaunch" and not diverged
+    return Chances(differed, compared, int(diverged), int(not moot))
+
+
+def _parted(sweep: Sweep) -> dict[tuple[str, int], list[int]]:
+    """Of trials that train, by cell and number: the first step that differs of each trajectory that parted."""
     cells = {cell: config for cell, config in sweep.configs.items() if modes.trajectories(config)}
     valid = sweep.trials[sweep.trials["verdict"].isin(VALID)]
     trials = set(zip(valid["cell"], valid["trial"], strict=True))
-    found: dict[str, dict[tuple[int, str], int]] = {}
+    found: dict[tuple[str, int], dict[str, int]] = {}
     rows = sweep.divergences[sweep.divergences["cell"].isin(list(cells))]
     for cell, trial, step, run, level in zip(
         *(rows[name] for name in ("cell", "trial", "step", "run", "level")), strict=True
     ):
         # A closer look at the cell stands under its name too, at another level.
         if (cell, trial) in trials and level == cells[cell]["observe"]["name"]:
-            own = found.setdefault(str(cell), {})
-            own[int(trial), str(run)] = min(int(step), own.get((int(trial), str(run)), int(step)))
-    return {cell: list(own.values()) for cell, own in found.items()}
+            own = found.setdefault((str(cell), int(trial)), {})
+            own[str(run)] = min(int(step), own.get(str(run), int(step)))
+    return {trial: list(own.values()) for trial, own in found.items()}

@@ -27,6 +27,7 @@ HEADERS = {
 # These fold; the number is the least width at which they are still read.
 FOLDED = {
     "stopped": 16,
+    HEADERS["against_none"]: 24,
     HEADERS["first"]: 24,
     HEADERS["closer_look"]: 24,
     HEADERS["differs_from_baseline"]: 24,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from pathlib import Path
 
 import pytest
@@ -9,12 +11,15 @@ import pytest
 from detsweep import Sweep, load
 from detsweep.analysis.celltable import cell_table
 from detsweep.analysis.compared import Against, against_none
-from detsweep.analysis.rates import rates
+from detsweep.analysis.rates import Rate, rates
 from detsweep.analysis.report import summary
 from detsweep.bounds import fisher
+from detsweep.chances import Chances
 from tests.support import INPUT, plan_of, trial_of, write_cells, write_failure, write_trial
 
 UNINFORMATIVE = "without mitigations nothing diverged: this sweep says nothing about what they cure"
+FEW = " if replays are independent; 1 launch each"
+RESTS = "if replays of a launch stand or fall together, so few launches tell nothing: trials=4 or more would"
 Cells = dict[tuple[int, str], tuple[int, ...]]
 """Of each seed and mitigation, in how many of 20 replays each trial differs; -1: it failed."""
 
@@ -45,20 +50,27 @@ def _words(sweep: Sweep) -> list[str]:
 @pytest.mark.parametrize(
     ("bare", "own", "words"),
     [
-        ((11,), (0,), "fewer (p=0.0001)"),
-        ((11,), (2,), "fewer (p=0.006)"),
+        ((11,), (0,), f"fewer (p=0.0001{FEW})"),
+        ((11,), (2,), f"fewer (p=0.006{FEW})"),
         ((11,), (9,), "no difference seen (p=0.75)"),
-        ((11,), (20,), "more (p=0.001)"),
-        ((20,), (0,), "fewer (p<0.0001)"),
+        ((11,), (20,), f"more (p=0.001{FEW})"),
+        ((20,), (0,), f"fewer (p<0.0001{FEW})"),
         ((0,), (0,), "baseline never diverged"),
         ((0,), (1,), "no difference seen (p=1.00), baseline never diverged"),
-        ((0,), (9,), "more (p=0.001), baseline never diverged"),
+        ((0,), (9,), f"more (p=0.001{FEW}), baseline never diverged"),
         ((-1,), (9,), ""),
         ((9,), (-1,), ""),
         # Some launches diverged and others did not: a launch is the chance, and four of them are too few.
         ((20, 20, 0, 20), (0, 0, 0, 0), "no difference seen (p=0.14, launches)"),
-        # All did: replays are.
+        # All did: replays are, and as many launches would say the same if each of them were one observation.
         ((5, 6, 7, 5), (0, 0, 0, 0), "fewer (p<0.0001)"),
+        ((20, 20, 20), (0, 0, 0, 0), "fewer (p<0.0001)"),
+        ((20, 20, 20), (0, 0, 0), "fewer (p<0.0001 if replays are independent; 3 launches each)"),
+        ((20,), (0, 0, 0), "fewer (p<0.0001 if replays are independent; 3 and 1 launches)"),
+        # Failed launches are none, and where no difference is called nothing rests on anything.
+        ((20, 20, 20, 20), (0, 0, 0, -1), "fewer (p<0.0001)"),
+        ((20, -1, -1, -1), (0, 0, 0, 0), "fewer (p<0.0001 if replays are independent; 4 and 1 launches)"),
+        ((11, 11), (9, 9), "no difference seen (p=0.50)"),
     ],
     ids=str,
 )
@@ -95,14 +107,14 @@ def test_several_comparisons_are_adjusted_and_that_is_said(tmp_path: Path) -> No
 def test_pairs_that_never_diverged_are_no_comparisons(tmp_path: Path) -> None:
     cells: Cells = {(1, "none"): (11,), (1, "recipe"): (4,), (2, "none"): (0,), (2, "recipe"): (0,)}
     sweep = _sweep(tmp_path, cells)
-    assert _words(sweep) == ["", "fewer (p=0.048)", "", "baseline never diverged"]
+    assert _words(sweep) == ["", f"fewer (p=0.048{FEW})", "", "baseline never diverged"]
     assert "against no mitigation: Fisher's exact test, two-sided" in summary(sweep)
 
 
 def test_what_nothing_reads_is_not_compared(tmp_path: Path) -> None:
     cells: Cells = {(1, "none"): (11,), (1, "recipe"): (0,), (1, "nccl_ring"): (0,)}
     sweep = _sweep(tmp_path, cells, "mitigation_force=true", inert=("nccl_ring",))
-    assert _words(sweep) == ["", "fewer (p=0.0001)", ""]
+    assert _words(sweep) == ["", f"fewer (p=0.0001{FEW})", ""]
 
 
 def test_without_the_cell_without_mitigations_there_is_no_column(tmp_path: Path) -> None:
@@ -129,7 +141,42 @@ def test_that_no_baseline_diverged_is_said_though_one_of_them_failed(tmp_path: P
         (Against("b", (0, 20), (5, 20), "replays", 0.049), "fewer (p=0.049)"),
         (Against("b", (0, 20), (5, 20), "replays", 0.051), "no difference seen (p=0.051)"),
         (Against("b", (3, 4), (1, 40), "launches", 0.0004), "more (p=0.0004, launches)"),
+        (Against("b", (0, 20), (5, 20), "replays", 0.049, (1, 1)), f"fewer (p=0.049{FEW})"),
+        (Against("b", (0, 20), (5, 20), "replays", 0.051, (1, 1)), "no difference seen (p=0.051)"),
     ],
 )
 def test_p_below_5_percent_is_a_difference(pair: Against, words: str) -> None:
     assert pair.words == words
+
+
+@pytest.mark.parametrize("launches", range(1, 7))
+def test_launches_that_are_all_or_nothing_are_not_said_to_differ_more_often_than_in_5_of_100_sweeps(
+    tmp_path: Path, launches: int
+) -> None:
+    """Two cells of one rate, of whose launches each diverges in all of its 20 replays or in none."""
+    sweep = _sweep(tmp_path, {(1, "none"): (0,), (1, "recipe"): (0,)})
+    bare, own = sweep.configs
+    called: dict[tuple[int, int], tuple[bool, bool]] = {}
+    for seen in itertools.product(range(launches + 1), repeat=2):
+        made = [Rate(Chances(20 * count, 20 * launches, count, launches)) for count in seen]
+        (pair,) = against_none(sweep, dict(zip((bare, own), made, strict=True))).values()
+        called[seen] = pair.sure, pair.sure and not pair.resting
+
+    def chance(of: int, rate: float) -> float:
+        """How often a sweep without any effect calls a difference; 0: at all, 1: without saying what that takes."""
+        ways = (
+            math.prod(math.comb(launches, count) * rate**count * (1 - rate) ** (launches - count) for count in seen)
+            for seen, said in called.items()
+            if said[of]
+        )
+        return sum(ways)
+
+    assert max(chance(1, rate / 100) for rate in range(1, 100)) < 0.05
+    if launches == 1:
+        assert chance(0, 0.5) == 0.5
+
+
+def test_what_would_tell_launches_from_replays_is_said_where_they_are_too_few(tmp_path: Path) -> None:
+    assert RESTS in summary(_sweep(tmp_path / "a", {(1, "none"): (11,), (1, "recipe"): (0,)}))
+    assert RESTS not in summary(_sweep(tmp_path / "b", {(1, "none"): (11,), (1, "recipe"): (9,)}))
+    assert RESTS not in summary(_sweep(tmp_path / "c", {(1, "none"): (11,) * 4, (1, "recipe"): (0,) * 4}))

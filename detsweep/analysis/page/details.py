@@ -15,13 +15,12 @@ from detsweep.analysis.marks import MARKS, shown_as
 from detsweep.analysis.page import beside, divergence
 from detsweep.analysis.page.known import Known, Rows
 from detsweep.analysis.page.labels import label_of, text_of
-from detsweep.analysis.page.model import Detail, Field, Grid, Log, Part
+from detsweep.analysis.page.model import Detail, Field, Grid, Log, Part, Rate
 from detsweep.analysis.page.pairs import Parted
-from detsweep.analysis.page.plots import rate
+from detsweep.analysis.page.plots import of_launches, of_replays
 from detsweep.analysis.page.tables import style_of
 from detsweep.analysis.verdicts import VALID
-from detsweep.analysis.words import counted, describe_first, median, missing, total
-from detsweep.bounds import upper_bound
+from detsweep.analysis.words import counted, describe_first, median, missing
 from detsweep.failures import tail
 from detsweep.mitigations import EFFECTS
 from detsweep.paths import TrialPaths
@@ -133,17 +132,16 @@ def _failures(sweep: Sweep, trials: Rows) -> Iterator[Part]:
 
 def _statistics(known: Known, cell: str, trials: Rows) -> Part:
     valid = [trial for trial in trials if trial["verdict"] in VALID]
-    diverged, replays = sum(trial["verdict"] == "diverged" for trial in valid), total(valid, "replays")
-    of_trials, of_replays = rate(diverged, len(valid)), rate(total(valid, "diverged_replays"), replays)
+    diverged, own = sum(trial["verdict"] == "diverged" for trial in valid), known.rates[cell]
     rows = [
         ("trials", f"{len(trials)} asked for, {len(valid)} with a verdict about repeating"),
-        ("diverged trials", _rate_words(of_trials.counted, of_trials.share, of_trials.interval)),
-        ("diverged replays", _rate_words(of_replays.counted, of_replays.share, of_replays.interval)),
+        ("diverged trials", f"{diverged}/{len(valid)}"),
     ]
-    if replays and not total(valid, "diverged_replays"):
-        rows.append(
-            ("bound", f"none of {counted(replays, 'replay')} diverged: below {upper_bound(replays):.1%} at 95%")
-        )
+    if own.seen.launches > 1:
+        rows.append(("diverged launches", _rate_words(of_launches(own))))
+    rows.append(("diverged replays", _rate_words(of_replays(own))))
+    if (bound := own.columns()["upper_bound"]) is not None:
+        rows.append(("bound", f"none of {counted(own.seen.compared, 'replay')} diverged: below {bound:.1%} at 95%"))
     for column, name in (("plain_step_ms", "a step, unobserved"), ("step_ms", "a step, observed")):
         milliseconds = median(trial[column] for trial in trials)
         if not missing(milliseconds):
@@ -152,14 +150,16 @@ def _statistics(known: Known, cell: str, trials: Rows) -> Part:
     if cost is not None:
         rows.append(("cost", f"{cost_words(cost)}, step time against {label_of(known.sweep, cost['baseline'])}"))
     fields = tuple((Field(name), Field(words)) for name, words in rows)
-    return Part("Statistics", grids=(Grid("Counts, rates and times", ("what", "value"), fields), *_trials(trials)))
+    return Part(
+        "Statistics", grids=(Grid("Counts, rates and times", ("what", "value"), fields), *_trials(known, trials))
+    )
 
 
-def _rate_words(counted_of: str, share: str, interval: str) -> str:
-    return f"{counted_of}, {share} (95% interval {interval})" if share else counted_of
+def _rate_words(rate: Rate) -> str:
+    return f"{rate.counted}, {rate.share} (95% interval {rate.interval})" if rate.share else rate.counted
 
 
-def _trials(trials: Rows) -> Iterator[Grid]:
+def _trials(known: Known, trials: Rows) -> Iterator[Grid]:
     """A table of all trials, where there is more than one."""
     if len(trials) < 2:
         return
@@ -168,13 +168,20 @@ def _trials(trials: Rows) -> Iterator[Grid]:
             Field(str(trial["trial"])),
             Field(MARKS.get(str(trial["verdict"]), str(trial["verdict"])), f"mark {style_of(str(trial['verdict']))}"),
             Field("" if not text_of(trial["first_site"]) else describe_first(trial)),
-            Field("" if not text_of(trial["replays"]) else f"{trial['diverged_replays']}/{trial['replays']}", "number"),
+            Field(_replays(known, trial), "number"),
             Field("" if not text_of(trial["seconds"]) else f"{trial['seconds']:.1f}", "number"),
         )
         for trial in trials[:TRIALS]
     )
     note = f"{len(trials) - TRIALS} more are not shown." if len(trials) > TRIALS else ""
     yield Grid("Every trial", ("trial", "verdict", "first divergence", "replays diverged", "seconds"), rows, note=note)
+
+
+def _replays(known: Known, trial: Mapping[str, Any]) -> str:
+    """Of a trial that counts what it adds to the cell's rate, of another one what it compared, if anything."""
+    if trial["verdict"] in VALID and (seen := known.seen.get((str(trial["cell"]), int(trial["trial"])))):
+        return f"{seen.diverged}/{seen.compared}"
+    return f"{trial['diverged_replays']}/{trial['replays']}" if text_of(trial["replays"]) else ""
 
 
 def _notes(trials: Rows) -> Iterator[Part]:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from detsweep.analysis.cells import rows_by_cell
 from detsweep.analysis.commands import sessions_of
 from detsweep.analysis.costs import without_mitigations
+from detsweep.analysis.rates import Rate, chances_by_trial, rates
 from detsweep.analysis.words import missing
+from detsweep.chances import Chances
 
 if TYPE_CHECKING:
     from detsweep.analysis.frames import Sweep
@@ -24,7 +26,7 @@ class Known:
     """What is known of each cell, by its id; a cell that has nothing of a kind is not there.
 
     `cells`: all that the matrix shows, in its order. `baselines`: what `against` names. `bare`: the cells without
-    mitigations, by what they have in common with those that have some.
+    mitigations, by what they have in common with those that have some. `seen`: what each trial adds to its cell's rate.
     """
 
     sweep: Sweep
@@ -36,6 +38,8 @@ class Known:
     costs: Mapping[str, Mapping[Any, Any]]
     baselines: Mapping[str, str]
     bare: Mapping[str, str]
+    rates: Mapping[str, Rate]
+    seen: Mapping[tuple[str, int], Chances]
     sessions: tuple[Mapping[str, Any], ...]
 
 
@@ -57,6 +61,8 @@ def known(sweep: Sweep) -> Known:
         {str(row["cell"]): str(row["baseline"]) for row in sweep.baselines.to_dict("records")
          if not missing(row["baseline"])},
         bare,
+        rates(sweep),
+        chances_by_trial(sweep),
         tuple(sessions_of(sweep)),
     )  # fmt: skip
 

@@ -150,7 +150,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Rate:
-    """How often something diverged among trials or replays: in words, as an interval in words and as a bar."""
+    """How often something diverged among launches or replays: in words, as an interval in words and as a bar."""
 
     counted: str
     share: str
@@ -160,7 +160,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class AxisRates:
-    """The rates for each value of an axis: (value, of trials, of replays)."""
+    """The rates for each value of an axis: (value, of launches, of replays)."""
 
     axis: str
     rows: tuple[tuple[str, Rate, Rate], ...]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from detsweep.analysis import rates
 from detsweep.analysis.costs import SLOWER, cost_words
 from detsweep.analysis.page.labels import NOTHING, label_of, text_of
 from detsweep.analysis.page.model import AxisRates, Bar, CostBar, CostPlot, Rate
-from detsweep.analysis.verdicts import VALID
 from detsweep.analysis.words import counted
 from detsweep.bounds import interval
 
@@ -59,15 +60,16 @@ def cost_plot(sweep: Sweep) -> CostPlot | None:
 
 
 def axis_rates(sweep: Sweep) -> tuple[AxisRates, ...]:
-    """For each axis how often trials and replays diverged at each of its values, all cells with that value together.
+    """For each axis how often launches and replays diverged at each of its values, all cells with that value together.
 
-    Trials with a fault that was put in are no findings and left out, but where the axis is the fault, or there is no
-    other trial.
+    The rates are of the sum of the cells' chances, see detsweep.analysis.rates.pooled. Trials with a fault that was put
+    in are no findings and left out, but where the axis is the fault, or there is no other trial.
     """
-    return tuple(found for axis in sweep.axes if axis != "cell" and (found := _of_axis(sweep, axis)) is not None)
+    known = rates.rates(sweep)
+    return tuple(found for axis in sweep.axes if axis != "cell" and (found := _of_axis(sweep, axis, known)) is not None)
 
 
-def _of_axis(sweep: Sweep, axis: str) -> AxisRates | None:
+def _of_axis(sweep: Sweep, axis: str, known: Mapping[str, rates.Rate]) -> AxisRates | None:
     trials, note = sweep.trials, ""
     faulty = ~trials["fault"].isin(["none", ""])
     if faulty.all():
@@ -78,22 +80,29 @@ def _of_axis(sweep: Sweep, axis: str) -> AxisRates | None:
     values = list(dict.fromkeys(map(text_of, trials[axis])))
     if not 1 < len(values) <= MOST_VALUES:
         return None
-    groups = ((value, trials[trials[axis].map(text_of) == value]) for value in values)
-    return AxisRates(axis, tuple((value or NOTHING, *_rates(group)) for value, group in groups), note)
+    # What a trial has on an axis, and as a fault, is its cell's.
+    cells = dict(zip(trials["cell"], trials[axis].map(text_of), strict=True))
+    together = {value: rates.pooled(known[cell] for cell, own in cells.items() if own == value) for value in values}
+    return AxisRates(
+        axis, tuple((value or NOTHING, of_launches(one), of_replays(one)) for value, one in together.items()), note
+    )
 
 
-def _rates(group: pd.DataFrame) -> tuple[Rate, Rate]:
-    valid = group[group["verdict"].isin(VALID)]
-    diverged = int((valid["verdict"] == "diverged").sum())
-    of_replays = int(valid["diverged_replays"].sum()), int(valid["replays"].sum())
-    return rate(diverged, len(valid)), rate(*of_replays)
+def of_launches(known: rates.Rate) -> Rate:
+    """How many launches diverged of those that could have."""
+    return rate(known.seen.diverged_launches, known.seen.launches, known.launch_interval)
 
 
-def rate(seen: int, chances: int) -> Rate:
-    """A rate with its exact 95% interval; without a chance there is neither."""
+def of_replays(known: rates.Rate) -> Rate:
+    """How many replays diverged of those that could have."""
+    return rate(known.seen.diverged, known.seen.compared)
+
+
+def rate(seen: int, chances: int, ends: tuple[float, float] | None = None) -> Rate:
+    """A rate with its exact 95% interval, or `ends` where that is another one; without a chance there is neither."""
     if not chances:
         return Rate("0/0", "", "", None)
-    low, high = interval(seen, chances)
+    low, high = ends or interval(seen, chances)
     bar = Bar(round(low * BAR, 2), round(seen / chances * BAR, 2), round(high * BAR, 2), BAR)
     return Rate(f"{seen}/{chances}", percent(seen / chances), f"{percent(low)} to {percent(high)}", bar)
 

@@ -11,10 +11,10 @@ from typing import Any
 import pandas as pd
 
 from detsweep.analysis.frames import Sweep
+from detsweep.analysis.rates import Rate, rates
 from detsweep.analysis.verdicts import FAILED, VALID, worst
 from detsweep.analysis.words import describe_first, missing
 from detsweep.baselines import value_of
-from detsweep.bounds import CONFIDENCE
 from detsweep.paths import FileError, SweepPaths, read_json
 
 
@@ -47,8 +47,10 @@ def tracked(sweep: Sweep) -> Tracked:
     """Everything of a sweep that a tracker is told. Cells whose own file cannot be read are no runs."""
     paths = SweepPaths(sweep.folder)
     own = _identity(paths)
-    groups = sweep.trials.groupby("cell", sort=False, dropna=False)
-    runs = tuple(_run(sweep, str(cell), group, own) for cell, group in groups if cell in sweep.configs)
+    groups, known = sweep.trials.groupby("cell", sort=False, dropna=False), rates(sweep)
+    runs = tuple(
+        _run(sweep, str(cell), group, known[str(cell)], own) for cell, group in groups if cell in sweep.configs
+    )
     return Tracked(sweep.folder.name, paths, runs, paths.matrix_md if paths.matrix_md.exists() else None)
 
 
@@ -62,41 +64,31 @@ def _identity(paths: SweepPaths) -> str:
     return hashlib.sha256("\n".join(words).encode()).hexdigest()[:8]
 
 
-def _run(sweep: Sweep, cell: str, group: pd.DataFrame, own: str) -> TrackedRun:
+def _run(sweep: Sweep, cell: str, group: pd.DataFrame, rate: Rate, own: str) -> TrackedRun:
     overrides = {key.lstrip("+~"): value for key, value in sweep.overrides[cell].items()}
     axes = {
         axis: str(value_of(sweep.configs[cell], axis, sweep.overrides[cell])) for axis in sweep.axes if axis != "cell"
     }
     name = " ".join(f"{key}={value}" for key, value in overrides.items()) or str(group["slug"].iloc[0])
-    metrics = {key: float(value) for key, value in _metrics(sweep, cell, group) if not missing(value)}
+    metrics = {key: float(value) for key, value in _metrics(sweep, cell, group, rate) if not missing(value)}
     return TrackedRun(f"{own}{cell}", name, {**overrides, **axes}, metrics, dict(_tags(sweep, cell, group)))
 
 
-def _metrics(sweep: Sweep, cell: str, group: pd.DataFrame) -> Iterator[tuple[str, Any]]:
+def _metrics(sweep: Sweep, cell: str, group: pd.DataFrame, rate: Rate) -> Iterator[tuple[str, Any]]:
     verdicts = [str(verdict) for verdict in group["verdict"]]
-    valid = group[group["verdict"].isin(VALID)]
-    replays, diverged = int(valid["replays"].sum()), int(valid["diverged_replays"].sum())
     yield "trials", len(verdicts)
-    yield "valid_trials", len(valid)
+    yield "valid_trials", sum(verdict in VALID for verdict in verdicts)
     yield "diverged_trials", verdicts.count("diverged")
     yield "errors", sum(verdict in FAILED for verdict in verdicts)
-    yield "replays", replays
-    yield "diverged", diverged
-    if replays:
-        yield "rate", diverged / replays
-        yield "bound", _bound(diverged, replays)
+    yield "replays", rate.seen.compared
+    yield "diverged", rate.seen.diverged
+    yield "rate", rate.columns()["rate"]
+    yield "bound", rate.bound
     yield "step_ms", group["plain_step_ms"].median()
     yield "observed_step_ms", group["step_ms"].median()
     costs = sweep.costs[sweep.costs["cell"] == cell]
     for _, cost in costs.head(1).iterrows():
         yield from (("cost_ratio", cost["ratio"]), ("cost_low", cost["low"]), ("cost_high", cost["high"]))
-
-
-def _bound(diverged: int, replays: int) -> float:
-    """The rate per replay below which it lies, one-sided (Clopper-Pearson)."""
-    from scipy import stats
-
-    return 1.0 if diverged == replays else float(stats.beta.ppf(CONFIDENCE, diverged + 1, replays - diverged))
 
 
 def _tags(sweep: Sweep, cell: str, group: pd.DataFrame) -> Iterator[tuple[str, str]]:
