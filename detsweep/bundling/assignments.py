@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from detsweep.bundling.patterns import kind_of
+from detsweep.bundling.texts import plain
 
 _ASSIGNED = re.compile(
     r"""
@@ -52,6 +53,7 @@ class Assignment:
 
 def assignments(text: str) -> Iterator[Assignment]:
     """All that a text assigns and that is a secret or a name, in order: `NAME=value`, `"name": "value"`, `--name v`."""
+    text = plain(text)
     for start in _names(text):
         match = _ASSIGNED.match(text, start) or _OPTION.match(text, start)
         if match is not None and (found := _assignment(match)) is not None:

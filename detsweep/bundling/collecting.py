@@ -15,6 +15,7 @@ from typing import Any
 from detsweep.bundling.assignments import WHOLE, assignments, looks_secret, override_values
 from detsweep.bundling.names import Names
 from detsweep.bundling.patterns import NODE_KEYS, kind_of, nodes, shaped
+from detsweep.bundling.texts import plain
 from detsweep.environment.files import text as read_text
 
 SYSTEM = re.compile(
@@ -87,8 +88,11 @@ class Collector:
 
     def text(self, text: str, *, versions: bool = False) -> None:
         """A text of any kind; `versions`: what looks like an address in it is a version."""
+        text = plain(text)
         for kind, value in shaped(text):
-            if not (versions and kind == "ip"):
+            if versions and kind == "ip":
+                self.names.keep(value)
+            else:
                 self.names.add(kind, value)
             if kind == "mail":
                 self.domain(value.rpartition("@")[2])

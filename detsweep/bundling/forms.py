@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import quote, quote_plus
 
+from detsweep.bundling.texts import encoded
+
 ANYWHERE, WORD, PATH, PLACE = "anywhere", "word", "path", "place"
 """Where a text is replaced: anywhere; as a word of its own; as the beginning of a path; only where its name stands."""
 SHORT, LONG = 3, 6
@@ -46,7 +48,7 @@ def forms_of(name: Name) -> Iterator[Form]:
         return
     yield Form(name.value, name.label, name.reach, False)
     if name.kind == "path":
-        yield Form(quote(name.value, safe=""), name.label, ANYWHERE, False)
+        yield Form(quote(encoded(name.value), safe=""), name.label, ANYWHERE, False)
         yield Form(name.value.replace("/", "\\/"), name.label, PATH, False)
     if name.kind != "secret":
         return
@@ -67,14 +69,15 @@ def _written(value: str) -> Iterator[str]:
         yield json.dumps(escaped[1:-1])[1:-1]
     yield repr(value)[1:-1]
     yield shlex.quote(value).strip("'")
-    yield from (quote(value, safe=""), quote(value), quote_plus(value))
+    data = encoded(value)
+    yield from (quote(data, safe=""), quote(data), quote_plus(data))
     yield html.escape(value)
     yield re.sub(r"[^A-Za-z0-9.+_-]+", "", value.replace(",", "+"))
 
 
 def _encoded(value: str) -> Iterator[str]:
     """A text in base64, alone and in the middle of something longer, and in hexadecimal."""
-    data = value.encode(errors="surrogatepass")
+    data = encoded(value)
     yield data.hex()
     yield data.hex().upper()
     for shift in range(3):
@@ -105,7 +108,7 @@ def pattern_of(forms: tuple[Form, ...]) -> re.Pattern[str]:
     return re.compile("|".join(parts))
 
 
-def bounded(form: Form, encoded: bytes, data: bytes) -> bool:
+def bounded(form: Form, written: bytes, data: bytes) -> bool:
     """Whether a form, encoded in some way, is in some bytes where it counts."""
     before, after = (bound.encode() for bound in _BOUNDS[form.reach])
-    return re.search(before + re.escape(encoded) + after, data) is not None
+    return re.search(before + re.escape(written) + after, data) is not None

@@ -19,6 +19,7 @@ from detsweep.bundling.forms import (
     forms_of,
     pattern_of,
 )
+from detsweep.bundling.texts import encoded as encoded_text
 
 _STEMS = {"secret": "REDACTED"}
 _NOBODY = (
@@ -42,6 +43,7 @@ class Names:
         self._kinds: dict[str, str] = {}
         self._own_labels: dict[str, str] = {}
         self._weak: set[str] = set()
+        self._kept: set[str] = set()
         self._names: dict[str, Name] = {}
         self._used: set[str] = set()
         self._forms: list[Form] = []
@@ -70,6 +72,10 @@ class Names:
             # A key of several lines is also found line by line, as a log breaks it up.
             if len(line.strip()) > 2 * LONG and not line.startswith("-----"):
                 self._kinds.setdefault(line.strip(), kind)
+
+    def keep(self, value: str) -> None:
+        """Take note of a text that looks like a name and is none, as versions look like addresses."""
+        self._kept.add(value)
 
     def settle(self) -> None:
         """Give each its label; to be called when all are known, as no label may hold what is to be removed."""
@@ -109,6 +115,11 @@ class Names:
         self._used.add(name.label)
         return name.label
 
+    def may_stay(self, kind: str, value: str) -> bool:
+        """Whether what looks like a name or a secret is none: nobody's, a version, or what stands in its place."""
+        labels = (name.label for name in self._names.values() if name.kind not in ("cell", "slug"))
+        return value in self._kept or _nobodys(kind, value) or any(label in value for label in labels)
+
     def counts(self) -> dict[str, int]:
         """How many of each kind were replaced somewhere; cells and their folders are not counted."""
         kinds = {name.label: name.kind for name in self._names.values()}
@@ -147,8 +158,7 @@ class Names:
             if not text and len(form.text) < _SHORTEST_IN_NUMBERS:
                 continue
             where = lower if form.insensitive else data
-            for encoding in ("utf-8", "utf-16-le"):
-                encoded = form.text.encode(encoding, "surrogatepass")
+            for encoded in (encoded_text(form.text), form.text.encode("utf-16-le", "surrogatepass")):
                 if encoded in where and bounded(form, encoded, where):
                     labels.append(form.label)
                     break

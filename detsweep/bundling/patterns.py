@@ -6,6 +6,8 @@ import ipaddress
 import re
 from collections.abc import Iterator
 
+from detsweep.bundling.texts import plain
+
 Found = tuple[str, str]
 """A kind, and the text that is of it."""
 
@@ -101,6 +103,7 @@ _DASHES = re.compile(r"-[0-9A-Fa-f]{2,4}-")
 
 def shaped(text: str) -> Iterator[Found]:
     """Secrets and names in a text that are known by their shape; each as often as it comes."""
+    text = plain(text)
     lower = text.lower()
     for literals, pattern in SHAPES.values():
         if any(literal in lower for literal in literals):

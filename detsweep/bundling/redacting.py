@@ -71,7 +71,9 @@ class Redactor:
             return text
         indent = 1 if text.startswith(("{\n", "[\n")) else None
         separators = None if indent or ": " in text[:200] else (",", ":")
-        return json.dumps(told, indent=indent, ensure_ascii=False, separators=separators) + "\n" * text.endswith("\n")
+        # An escape of half a letter must not become a byte of the file.
+        escaped = "\\ud" in text.lower()
+        return json.dumps(told, indent=indent, ensure_ascii=escaped, separators=separators) + "\n" * text.endswith("\n")
 
     def _line(self, line: str, file: str) -> str:
         if "\\" not in line and self.text(line) == line:

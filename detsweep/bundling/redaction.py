@@ -7,20 +7,16 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from detsweep.bundling import vocabulary
 from detsweep.bundling.collecting import Collector
 from detsweep.bundling.names import Names
 from detsweep.bundling.redacting import Redactor
+from detsweep.bundling.searching import held_in, unseen
 from detsweep.bundling.taking import files_below
+from detsweep.bundling.texts import compressed, encoded, text_of, wide, write
 from detsweep.paths import FileError, SweepPaths, file_hash, read_json, write_text
-
-COMPRESSED = {
-    b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2",
-    b"PAR1": "Parquet", b"ARROW1": "Arrow", b"\x89PNG": "PNG", b"%PDF": "PDF",
-}  # fmt: skip
-"""How files begin in which text is compressed, and cannot be seen."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ def redact(staged: Path, original: Path, others: Mapping[str, str]) -> Redaction
     collector.machine(original)
     for name, path in files_below(staged):
         collector.text(name)
-        if (text := _text(path)) is not None:
+        if (text := text_of(path)) is not None:
             _collect(collector, path.name, text)
     for name, text in others.items():
         _collect(collector, name, text)
@@ -107,51 +103,28 @@ def _collect(collector: Collector, name: str, text: str) -> None:
     collector.text(text)
 
 
-def _text(path: Path) -> str | None:
-    """The text of a file; None where it is no text."""
-    with path.open("rb") as stream:
-        if b"\0" in stream.read(_HEAD):
-            return None
-    data = path.read_bytes()
-    try:
-        return None if b"\0" in data else data.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
-
-
-_HEAD = 1 << 16
-
-
 def _rewrite(path: Path, redactor: Redactor, names: Names) -> str | None:
     """Redact one file in its place; where that cannot be done, why it must be left out."""
-    text = _text(path)
+    text = text_of(path)
     if text is None:
-        with path.open("rb") as stream:
-            head = stream.read(16)
-            kind = next((kind for start, kind in COMPRESSED.items() if head.startswith(start)), None)
-            if kind is not None:
-                return f"{kind}: what is in it cannot be looked at"
-            stream.seek(0)
-            return "binary, and holds a name or a secret" if found_in(stream, names, text=False) else None
+        return _refused(path, names)
     by_kind = {".json": redactor.document, ".jsonl": redactor.jsonl}.get(path.suffix)
     told = redactor.text(text) if by_kind is None else by_kind(text, file=path.name)
+    spread = wide(encoded(told))
+    if names.found(spread.encode(), text=False) or unseen(spread, names):
+        return "text of two bytes a letter, and holds a name or a secret"
     if told != text:
-        write_text(path, told)
+        write(path, told)
     return None
 
 
-def found_in(stream: IO[bytes], names: Names, *, text: bool) -> list[str]:
-    """The labels of what appears in a stream of bytes of any length, which is gone through piece by piece."""
-    found: dict[str, None] = {}
-    before = b""
-    while piece := stream.read(_PIECE):
-        # What is split by the border between two pieces lies whole in the end of the one and the other.
-        found |= dict.fromkeys(names.found(before + piece, text=text))
-        before = piece[-_OVERLAP:]
-    return list(found)
-
-
-_PIECE, _OVERLAP = 1 << 26, 1 << 16
+def _refused(path: Path, names: Names) -> str | None:
+    """Why a file that is no text cannot be in the bundle; None where nothing is to be seen in it."""
+    with path.open("rb") as stream:
+        if (kind := compressed(stream.read(16))) is not None:
+            return f"{kind}: what is in it cannot be looked at"
+        stream.seek(0)
+        return "binary, and holds a name or a secret" if held_in(stream, names) else None
 
 
 def _cells(staged: Path, redactor: Redactor) -> Iterator[tuple[str, str, str]]:

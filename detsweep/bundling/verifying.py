@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from detsweep.bundling.archive import reading
 from detsweep.bundling.assignments import assignments
 from detsweep.bundling.names import Names
 from detsweep.bundling.patterns import kind_of, shaped
-from detsweep.bundling.redaction import found_in
+from detsweep.bundling.searching import as_line, held_in, unseen
+from detsweep.bundling.texts import decoded, wide
 
 _LARGEST_TEXT = 1 << 28
-_NEW = ("secret", "mail", "mac", "uuid")
 
 
 def leaks(archive: Path, names: Names) -> list[str]:
@@ -25,34 +26,30 @@ def leaks(archive: Path, names: Names) -> list[str]:
         for member in opened:
             if said := names.found(member.name.encode(errors="surrogatepass"), text=True):
                 found.append(f"the name of a file holds what {', '.join(said)} stands for")
+            found += [f"the name of a file holds {one}" for one in unseen(member.name, names)]
             source = opened.extractfile(member)
             if source is None:
                 continue
-            if member.size > _LARGEST_TEXT:
-                said, new = found_in(source, names, text=False), []
-            else:
-                data = source.read()
-                text = _decoded(data)
-                said = found_in(io.BytesIO(data), names, text=text is not None)
-                new = [] if text is None else _in_text(text, names)
-            if said:
-                found.append(f"{member.name} holds what {', '.join(said)} stands for")
-            found += [f"{member.name} holds {one}" for one in new]
+            found += [f"{member.name} holds {one}" for one in _held(source, member, names)]
     return found
 
 
-def _decoded(data: bytes) -> str | None:
-    try:
-        return None if b"\0" in data else data.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
+def _held(source: IO[bytes], member: tarfile.TarInfo, names: Names) -> list[str]:
+    """What a member holds of what is known, and of what only looks like a name or a secret."""
+    if member.size > _LARGEST_TEXT:
+        return held_in(source, names)
+    data = source.read()
+    text = decoded(member.name, data)
+    if text is None:
+        return held_in(io.BytesIO(data), names)
+    return [*as_line(names.found(data, text=True)), *_in_text(text, names), *unseen(wide(data), names)]
 
 
 def _in_text(text: str, names: Names) -> list[str]:
     """Secrets by their shape or their place in a text, and what is hidden from a search by escapes of JSON."""
-    new = [f"a {kind} that nobody had seen" for kind, value in shaped(text) if kind in _NEW and "REDACTED" not in value]
+    new = [f"a {kind} that nobody had seen" for kind, value in shaped(text) if not names.may_stay(kind, value)]
     sure = (one for one in assignments(text) if one.sure and kind_of(one.name) == "secret")
-    new += [f"a value of {one.name}" for one in sure if "REDACTED" not in one.value]
+    new += [f"a value of {one.name}" for one in sure if not names.may_stay("secret", one.value)]
     if "\\" in text:
         said = names.found("\n".join(_strings(text)).encode(errors="surrogatepass"), text=True)
         new += [f"what {label} stands for, in escapes" for label in said]
