@@ -24,7 +24,7 @@ from detsweep import modes, results, schema
 from detsweep.capture import SCHEMA, Record, Stream, write_streams
 from detsweep.dispatch.provenance import open_session
 from detsweep.injections import ledger
-from detsweep.paths import SweepPaths, TrialPaths, conf_dir, write_json
+from detsweep.paths import SweepPaths, TrialPaths, conf_dir, file_hash, read_json, write_json
 from detsweep.plan import Cell, Plan, make_plan
 from detsweep.worker.faults import Struck
 from detsweep.worker.progress import Progress
@@ -268,6 +268,14 @@ def _merged(trial: TrialPaths, spec: Mapping[str, Any]) -> dict[str, Any]:
     result = results.merge(trial, spec, returncode=0, timeout_min=None, seconds=1.5)
     write_json(trial.result, result)
     return result
+
+
+def as_written(trial: TrialPaths) -> None:
+    """Let a trial's result take the records that a test has changed for those that it was made from."""
+    paths = sorted(trial.folder.glob("rank*.jsonl"))
+    result = read_json(trial.result)
+    files = result["files"] | {path.name: path.stat().st_size for path in paths}
+    write_json(trial.result, {**result, "files": files, "hashes": {path.name: file_hash(path) for path in paths}})
 
 
 def write_failure(

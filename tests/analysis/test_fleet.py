@@ -18,12 +18,13 @@ from detsweep.analysis.fleetreport import fleet_lines, fleet_table
 from detsweep.analysis.places import files_digest
 from detsweep.analysis.screening import screen
 from detsweep.capture import SCHEMA, Record
-from detsweep.paths import TrialPaths, read_json, write_json
+from detsweep.paths import TrialPaths, write_json
 from detsweep.plan import Cell, Plan
 from detsweep.results import unsupported
 from tests.support import (
     BLOCK_0_POST,
     LOSS,
+    as_written,
     full_stream,
     plan_of,
     trial_of,
@@ -302,7 +303,7 @@ def test_a_node_whose_records_are_torn_is_an_error_that_names_the_file(
         path.write_bytes(path.read_bytes().replace(b'"schema"', b'"scheme"'))
     loaded = load(tmp_path)
     assert _column(loaded, "verdict") == ["error" if number in torn else "equal" for number in range(3)]
-    assert f"{trial_of(sweep, plan.cells[1]).records(1)} line 1 cannot be read" in _column(loaded, "error")[1]
+    assert f"{trial_of(sweep, plan.cells[1]).records(1)} is not what was written" in _column(loaded, "error")[1]
     assert exit_code(loaded) == 3
 
 
@@ -497,8 +498,7 @@ def test_records_that_are_written_in_other_bytes_are_the_same_records(
     trial, config = trial_of(sweep, plan.cells[1]), plan.cells[1].config
     before = files_digest(trial, config)
     trial.records(0).write_text(trial.records(0).read_text().replace('"step":0', '"step": 0'))
-    files = {path.name: path.stat().st_size for path in trial.folder.glob("rank*")}
-    write_json(trial.result, {**read_json(trial.result), "files": files})
+    as_written(trial)
     assert files_digest(trial, config) != before
     assert _column(load(tmp_path), "verdict") == ["equal", "equal"]
 

@@ -27,6 +27,7 @@ from tests.support import (
     LOSS,
     SEQUENCE,
     as_planned,
+    as_written,
     one_cell,
     plan_of,
     record,
@@ -703,6 +704,7 @@ def test_each_cell_but_the_baselines_is_compared_with_one(tmp_path: Path) -> Non
     # Records that are as long as they were and can no longer be read.
     torn = trial_of(sweep, cells["fp32", 1]).records(0)
     torn.write_text("x" + torn.read_text()[1:])
+    as_written(trial_of(sweep, cells["fp32", 1]))
     frame = load(tmp_path).baselines
     assert tuple(frame.columns) == BASELINE_COLUMNS
     names = {cell.id: name for name, cell in cells.items()}
@@ -722,6 +724,7 @@ def test_a_fingerprint_of_another_algorithm_costs_one_comparison_and_no_frame(tm
         write_trial(trial_of(sweep, cell), cell)
     path = trial_of(sweep, plan.cells[1]).records(0)
     path.write_text(path.read_text().replace('"checksum":"xxh3"', '"checksum":"mixd"'))
+    as_written(trial_of(sweep, plan.cells[1]))
     loaded = load(tmp_path)
     assert list(loaded.baselines["error"]) == ["checksum xxh3 cannot be compared with mixd"]
     assert list(loaded.trials["verdict"]) == ["pass", "pass"]

@@ -32,6 +32,7 @@ from tests.support import (
     INPUT,
     LOSS,
     as_planned,
+    as_written,
     one_cell,
     record,
     write_failure,
@@ -363,10 +364,11 @@ def test_records_that_cannot_be_compared_are_said(tmp_path: Path) -> None:
         path = paths.trial(0).records(0)
         if cell is cells[1]:
             path.write_text(path.read_text().replace('"checksum":"xxh3"', '"checksum":"blob"'))
+            as_written(paths.trial(0))
         found.append(read_trials(paths, cell.to_json()))
     row = baseline_row(cells[0].to_json(), found[0], cells[1].to_json(), found[1])
     assert row["error"] == "checksum blob cannot be compared with xxh3"
     path = found[1][0][0].records(0)
     path.write_text("x" + path.read_text()[1:])
     row = baseline_row(cells[0].to_json(), found[0], cells[1].to_json(), found[1])
-    assert row["error"].startswith(f"{path} line 1 cannot be read: ")
+    assert row["error"].startswith(f"{path} is not what was written: ")

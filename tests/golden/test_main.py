@@ -15,7 +15,7 @@ import pytest
 from detsweep.golden.__main__ import main
 from detsweep.paths import SweepPaths, TrialPaths, read_json, write_json
 from tests.comparing import environment, write_environments, written, written_anew
-from tests.support import LOSS, plan_of, trial_of, write_cells, write_failure, write_trial
+from tests.support import LOSS, as_written, plan_of, trial_of, write_cells, write_failure, write_trial
 
 Captured = pytest.CaptureFixture[str]
 RUN_2 = {0: {(0, 2): LOSS}}
@@ -119,6 +119,7 @@ def test_trials_that_do_not_agree_are_refused_with_the_place(tmp_path: Path, gol
         path = trial.records(rank)
         # Every run alike, and other than in the first trial; and of the same length.
         path.write_text(path.read_text().replace(f"{(1 << 63) + 1000 * rank + LOSS}", f"{(1 << 63) + 9000 + rank}"))
+    as_written(trial)
     assert _refused(golden, sweep.folder) == [
         "seed=1: trial 1 is not as trial 0, first rank 0, loss, step 0 r1, cause compute: a golden must repeat"
     ]
@@ -253,6 +254,7 @@ def test_another_checksum_is_refused(tmp_path: Path, golden: Any) -> None:
     for rank in range(2):
         path = _trial(sweep).records(rank)
         path.write_text(path.read_text().replace('"checksum":"xxh3"', '"checksum":"mixd"'))
+    as_written(_trial(sweep))
     code, lines = golden("check", file, sweep.folder)
     assert (code, lines) == (2, ["detsweep: seed=1: the golden file has digests of xxh3, this has digests of mixd"])
 
