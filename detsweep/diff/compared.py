@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from detsweep.chances import chances
 from detsweep.diff.configuration import KeyDifference, aside_differences, key_differences
 from detsweep.diff.environments import Environments, compare_environments, ranks_of_both
 from detsweep.diff.pairing import pairs_of
@@ -14,6 +15,8 @@ from detsweep.diff.streams import Streams, compare_streams
 
 _WHOLE = ("pass", "recorded", "diverged")
 _JUDGED = ("pass", "diverged")
+_COUNTED = {"replays", "diverged_replays", "ranks"}
+"""What a result has whose replays can be counted."""
 EQUAL, DIFFERS, NOT_COMPARED = 0, 1, 3
 
 
@@ -136,7 +139,7 @@ def compare_trials(one: Trial, other: Trial, cells: tuple[CellSide, CellSide]) -
         broke_off = any(line and "seconds" in trial.result for line, trial in zip(ended, (one, other), strict=True))
         found = {**environments.unread, **streams.unread}
         unread |= {line: where for line, where in found.items() if not (broke_off and line.endswith(" is missing"))}
-    results = _came_to(one.result), _came_to(other.result)
+    results = _came_to(one, cells[0]), _came_to(other, cells[1])
     return ComparedTrials((one.number, other.number), verdicts, results, environments, streams, unread)
 
 
@@ -148,23 +151,24 @@ def _ended(side: str, result: Mapping[str, Any]) -> str | None:
     return f"{side} has no result yet" if verdict == NO_VERDICT else f"{side} ended as {verdict}: {result.get('error')}"
 
 
-def _came_to(result: Mapping[str, Any]) -> str:
-    verdict = str(result["verdict"])
-    if verdict not in _JUDGED or "replays" not in result:
+def _came_to(trial: Trial, cell: CellSide) -> str:
+    verdict = str(trial.result["verdict"])
+    if verdict not in _JUDGED or not trial.result.keys() >= _COUNTED:
         return verdict
-    return f"{verdict}, {result['diverged_replays']} of {result['replays']} replays diverged"
+    seen = chances({trial.number: trial.result}, cell.config)
+    return f"{verdict}, {seen.diverged} of {seen.compared} replays diverged"
 
 
 def _rates(cell: CellSide) -> str:
-    """What all trials of a cell came to, as a rate of trials and one of replays."""
+    """What all trials of a cell came to, as a rate of trials and one of replays, those of the matrix."""
     found = [trial.result for trial in cell.trials.values()]
     valid = [result for result in found if result["verdict"] in _JUDGED]
     words = list(_others(found))
     if valid:
         trials = sum(result["verdict"] == "diverged" for result in valid)
-        replays = sum(int(result.get("replays", 0)) for result in valid)
-        diverged = sum(int(result.get("diverged_replays", 0)) for result in valid)
-        words = [f"{trials}/{len(valid)} trials and {diverged}/{replays} replays diverged", *words]
+        counted = {number: one.result for number, one in cell.trials.items() if one.result.keys() >= _COUNTED}
+        seen = chances(counted, cell.config)
+        words = [f"{trials}/{len(valid)} trials and {seen.diverged}/{seen.compared} replays diverged", *words]
     return ", ".join(words)
 
 

@@ -43,7 +43,7 @@ class GoldenTrial:
             "verdict": "pass",
             "replays": self.content["replays"],
             "diverged_replays": 0,
-            "ranks": [{"rank": rank, "groups": own} for rank, own in groups],
+            "ranks": [{"rank": rank, "groups": own, "divergences": []} for rank, own in groups],
         }
 
     def lines(self, rank: int) -> Lines:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from detsweep.analysis import load
+from detsweep.analysis.celltable import cell_table
 from detsweep.diff.__main__ import main
 from detsweep.paths import SweepPaths, read_json, write_json
 from tests.comparing import write_environments, written, written_anew
@@ -134,6 +136,16 @@ def test_what_is_each_pairs_own_is_told_below_what_all_have(tmp_path: Path, diff
             "nothing else in the other 2 pairs",
         ],
     )
+
+
+def test_a_trajectory_counts_up_to_the_first_step_that_differs_as_in_the_matrix(tmp_path: Path, diff: Any) -> None:
+    common = ["mode=train", "steps=8"]
+    one, _ = written(tmp_path / "a", ["seed=1"], common=common)
+    other, _ = written(tmp_path / "b", ["seed=1"], common=common, differs={0: {1: {(n, 2): LOSS for n in (5, 6, 7)}}})
+    lines = diff(one.folder, other.folder)[1]
+    assert "verdict: pass, 0 of 8 replays diverged -> diverged, 1 of 6 replays diverged" in lines
+    assert "rates: 0/1 trials and 0/8 replays diverged -> 1/1 trials and 1/6 replays diverged" in lines
+    assert list(cell_table(load(other.folder))["replays"]) == ["1/6"]
 
 
 def test_of_very_many_pairs_only_the_first_have_lines_of_their_own(tmp_path: Path, diff: Any) -> None:
