@@ -42,6 +42,7 @@ class Assignment:
     """A name, its value, and where the value lies in the text.
 
     `sure`: whether the name alone says that it is one; `token: embedding` in running text may be anything.
+    `after`: the letter that follows in the text; a secret with marks in it may have been cut off there.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Assignment:
     start: int
     end: int
     sure: bool
+    after: str
 
 
 def assignments(text: str) -> Iterator[Assignment]:
@@ -94,7 +96,8 @@ def _assignment(match: re.Match[str]) -> Assignment | None:
     if not sure and "=" not in mark and not looks_secret(value):
         return None
     start = match.start("value") + len(before)
-    return Assignment(name, value, start, start + len(value), sure)
+    end = start + len(value)
+    return Assignment(name, value, start, end, sure, match.string[end : end + 1])
 
 
 def _unquoted(text: str) -> tuple[str, str]:
@@ -109,9 +112,19 @@ def _unquoted(text: str) -> tuple[str, str]:
 
 def override_values(value: str) -> list[str]:
     """The values of an override, one for each point of a sweep, without the quotes that Hydra takes away."""
-    if value[:1] in ("'", '"') and value[-1:] == value[:1] and len(value) > 1:
-        return [value[1:-1]]
-    return value.split(",")
+    values = _POINT.findall(value)
+    return [as_hydra_reads(one) for one in values] if ",".join(values) == value else value.split(",")
+
+
+_POINT = re.compile(r"""'(?:\\.|[^'\\])*'(?=,|$)|"(?:\\.|[^"\\])*"(?=,|$)|[^,]+""", re.DOTALL)
+
+
+def as_hydra_reads(value: str) -> str:
+    """A value of an override without its quotes, where it has any."""
+    quote = value[:1]
+    if quote not in ("'", '"') or len(value) < 2 or value[-1] != quote:
+        return value
+    return value[1:-1].replace(f"\\{quote}", quote)
 
 
 def looks_secret(value: str) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from detsweep.bundling.assignments import WHOLE, assignments, looks_secret, override_values
+from detsweep.bundling.assignments import WHOLE, as_hydra_reads, assignments, looks_secret, override_values
 from detsweep.bundling.names import Names
 from detsweep.bundling.patterns import NODE_KEYS, kind_of, nodes, shaped
 from detsweep.bundling.texts import plain
@@ -97,7 +97,7 @@ class Collector:
             if kind == "mail":
                 self.domain(value.rpartition("@")[2])
         for one in assignments(text):
-            self._assigned(one.name, one.value, one.sure)
+            self._assigned(one.name, one.value, one.sure, after=one.after)
         if "/" in text:
             self._paths |= dict.fromkeys(match[1] for match in _ABSOLUTE.finditer(text))
             for match in _SWEEP.finditer(text):
@@ -107,10 +107,10 @@ class Collector:
             for match in re.finditer(r"/(?:home|Users)/[\w.-]+", text):
                 self.root(match[0], "<home>")
 
-    def _assigned(self, name: str, value: str, sure: bool) -> None:
+    def _assigned(self, name: str, value: str, sure: bool, *, after: str = "") -> None:
         kind = kind_of(name)
         if kind == "secret":
-            self.names.add("secret", value, weak=not sure and not looks_secret(value))
+            self.names.add("secret", value, weak=not sure and not looks_secret(value), after=after)
         elif kind == "node":
             self.node(value)
         elif kind == "nodes":
@@ -142,7 +142,7 @@ class Collector:
         if key in NODE_KEYS or (key == "name" and (_parent(keys) == "nodes" or re.fullmatch(r"node\d+\.json", file))):
             self.node(value)
         elif kind is not None:
-            self._assigned(_dotted(keys), value, sure=True)
+            self._assigned(_dotted(keys), as_hydra_reads(value), sure=True)
         if key == "cwd":
             self.root(value, "<cwd>")
         if (whole := WHOLE.fullmatch(value)) is not None:

@@ -6,7 +6,6 @@ import base64
 import html
 import json
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -48,7 +47,8 @@ def forms_of(name: Name) -> Iterator[Form]:
         return
     yield Form(name.value, name.label, name.reach, False)
     if name.kind == "path":
-        yield Form(quote(encoded(name.value), safe=""), name.label, ANYWHERE, False)
+        coded = quote(encoded(name.value), safe="")
+        yield from (Form(text, name.label, ANYWHERE, False) for text in dict.fromkeys((coded, _small_escapes(coded))))
         yield Form(name.value.replace("/", "\\/"), name.label, PATH, False)
     if name.kind != "secret":
         return
@@ -63,16 +63,51 @@ def forms_of(name: Name) -> Iterator[Form]:
 
 
 def _written(value: str) -> Iterator[str]:
-    """A text as programs write it: escaped for JSON, Python, a shell, a URL, HTML, a file name."""
+    """A text as programs write it: escaped for JSON, Python, a shell, a URL, HTML, Markdown, CSV, a file name."""
     for escaped in (json.dumps(value), json.dumps(value, ensure_ascii=False)):
-        yield escaped[1:-1]
-        yield json.dumps(escaped[1:-1])[1:-1]
+        inner = escaped[1:-1]
+        yield inner
+        yield json.dumps(inner)[1:-1]
+        yield inner.replace("/", "\\/")
+        yield _in_script(inner)
+        yield inner.replace('"', '""')
     yield repr(value)[1:-1]
-    yield shlex.quote(value).strip("'")
-    data = encoded(value)
-    yield from (quote(data, safe=""), quote(data), quote_plus(data))
-    yield html.escape(value)
+    yield value.replace("\\", "\\\\").replace("'", "\\'")
+    yield from _in_shell(value)
+    yield from _in_url(encoded(value))
+    for page in (html.escape(value), html.escape(value, quote=False)):
+        for written in (page, page.replace("&quot;", "&#34;").replace("&#x27;", "&#39;")):
+            yield written
+            yield written.replace("|", "\\|")
+    # In a table of Markdown, in CSV and in YAML.
+    yield value.replace("|", "\\|")
+    yield value.replace('"', '""')
+    yield value.replace("'", "''")
     yield re.sub(r"[^A-Za-z0-9.+_-]+", "", value.replace(",", "+"))
+
+
+def _in_script(escaped: str) -> str:
+    """JSON in a page, where nothing may end the script or the attribute that it stands in."""
+    marks = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "'": "\\u0027"}
+    return "".join(marks.get(letter, letter) for letter in escaped)
+
+
+def _in_shell(value: str) -> Iterator[str]:
+    """Without the outer quotes: in single ones, in which one is written in two ways; in double ones; without any."""
+    yield value.replace("'", "'\"'\"'")
+    yield value.replace("'", "'\\''")
+    yield re.sub(r'(["\\$`])', r"\\\1", value)
+    yield re.sub(r"([^\w@%+=:,./-])", r"\\\1", value)
+
+
+def _in_url(data: bytes) -> Iterator[str]:
+    for written in (quote(data, safe=""), quote(data), quote_plus(data)):
+        yield written
+        yield _small_escapes(written)
+
+
+def _small_escapes(written: str) -> str:
+    return re.sub("%[0-9A-F]{2}", lambda found: found[0].lower(), written)
 
 
 def _encoded(value: str) -> Iterator[str]:

@@ -68,7 +68,7 @@ def make(
         raise FileError(f"{output.parent}: no such folder to write to")
     with tempfile.TemporaryDirectory(prefix="detsweep-bundling-") as scratch:
         bundle = BundlePaths(Path(scratch) / "content")
-        taken = take(sweep, bundle.sweep, recordings=recordings)
+        taken = take(sweep, bundle.sweep, recordings=recordings, derived=not redacted)
         top, redaction, left_out, changed = _prepare(bundle, sweep, taken, environment, redacted=redacted)
         write_text(
             bundle.reproduce,

@@ -44,16 +44,18 @@ class Names:
         self._own_labels: dict[str, str] = {}
         self._weak: set[str] = set()
         self._kept: set[str] = set()
+        self._follows: dict[str, set[str]] = {}
         self._names: dict[str, Name] = {}
         self._used: set[str] = set()
         self._forms: list[Form] = []
         self._lists: re.Pattern[str] | None = None
 
-    def add(self, kind: str, value: str, label: str | None = None, *, weak: bool = False) -> None:
+    def add(self, kind: str, value: str, label: str | None = None, *, weak: bool = False, after: str = "") -> None:
         """Take a text up, unless it is nobody's name.
 
         `label`: what is to stand there, where that is not the kind and a number. `weak`: nothing but the name beside it
-        says that it is one, so it is replaced nowhere else.
+        says that it is one, so it is replaced nowhere else. `after`: what follows a secret in a text, at which it may
+        have been cut off; without it, it is whole.
         """
         value = value if kind == "secret" else value.strip()
         if not value or _nobodys(kind, value):
@@ -64,6 +66,8 @@ class Names:
                 self._kinds[value] = kind
             if label is not None:
                 self._own_labels.setdefault(value, label)
+        if kind == "secret":
+            self._follows.setdefault(value, set()).add(after)
         if not weak:
             self._weak.discard(value)
         elif value not in self._names:
@@ -79,6 +83,7 @@ class Names:
 
     def settle(self) -> None:
         """Give each its label; to be called when all are known, as no label may hold what is to be removed."""
+        self._drop_pieces()
         reaches = {value: self._reached(kind, value) for value, kind in self._kinds.items()}
         removed = {
             value.lower(): reaches[value]
@@ -106,6 +111,18 @@ class Names:
         forms = (form for name in self._names.values() if name.reach != PLACE for form in forms_of(name))
         self._forms = sorted(dict.fromkeys(forms), key=lambda form: -len(form.text))
         self._lists = _lists_of([name.value for name in self._names.values() if name.kind == "node"])
+
+    def _drop_pieces(self) -> None:
+        """Forget what is another secret in some form, or only the beginning of it, cut off at a mark in it.
+
+        As a secret of its own it would be replaced in ordinary words, and break the whole one where it stands.
+        """
+        cut = {value: follows for value, follows in self._follows.items() if "" not in follows}
+        wholes = [value for value in self._follows if value not in cut]
+        forms = {form.text for value in wholes for form in forms_of(Name("secret", value, "", ANYWHERE))}
+        for value, follows in cut.items():
+            if value in forms or all(any(form.startswith(value + after) for form in forms) for after in follows):
+                self._kinds.pop(value, None)
 
     def label_of(self, value: str) -> str | None:
         """What stands in the place of a text; None where it was not taken up."""

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from detsweep.bundling.assignments import WHOLE, assignments, override_values
+from detsweep.bundling.assignments import WHOLE, as_hydra_reads, assignments, override_values
 from detsweep.bundling.names import Names
 from detsweep.bundling.patterns import NODE_KEYS, kind_of
 
@@ -22,12 +22,14 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """A text without names and secrets."""
+        # Whole secrets first: where one has marks in it, what is read as an assignment is only its beginning.
+        text = self._names.replaced(text)
         pieces, place = [], 0
         for one in sorted(assignments(text), key=lambda one: one.start):
             if one.start >= place:
                 pieces += [text[place : one.start], self._value(one.name, one.value)]
                 place = one.end
-        return self._names.replaced("".join([*pieces, text[place:]]))
+        return "".join([*pieces, text[place:]])
 
     def name(self, name: str) -> str:
         """The name of a file or folder: no separator comes into it, or out of it."""
@@ -115,7 +117,7 @@ class Redactor:
     def _value(self, name: str, value: str) -> str:
         """The value of a name that says what it is: replaced in its place, whatever it is."""
         kind = kind_of(name)
-        label = self._names.label_of(value)
+        label = self._names.label_of(value) or self._names.label_of(as_hydra_reads(value))
         if label is not None and kind in ("secret", "user", "node", "account", "partition", "qos", "reservation"):
             return label
         if kind in ("nodes", "partition") and "[" not in value:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from detsweep.paths import ENDINGS
+from detsweep.paths import ENDINGS, SweepPaths
 
 _BLOCK = 1 << 20
 _KINDS = (
@@ -31,6 +31,8 @@ _PAYLOADS = (
     (re.compile(r"(^|/)recording/.*\.(bin|safetensors)"), "what a recording keeps of tensors; --recordings takes it"),
     (re.compile(r"(^|/)checkpoint/.*"), "a checkpoint; --recordings takes it"),
 )
+_DERIVED = "made anew from the rest: python -m detsweep.analysis <bundle>"
+"""What is said of files that the analysis made: every value is in them once more, in the writing of another format."""
 
 
 @dataclass
@@ -46,24 +48,37 @@ class Taken:
     changed: list[str] = field(default_factory=list)
 
 
-def take(sweep: Path, into: Path, *, recordings: bool) -> Taken:
-    """Copy what belongs into a bundle from a sweep's folder to another one.
+def take(sweep: Path, into: Path, *, recordings: bool, derived: bool = True) -> Taken:
+    """Copy what belongs into a bundle from a sweep's folder to another one; `derived`: also what the analysis made.
 
     No link is followed and nothing outside of the folder is read, whatever happens to it meanwhile: every folder is
     held open, and what lies in it is opened by its name there.
     """
     taken = Taken(into)
+    made = () if derived else _derived(sweep)
     into.mkdir(parents=True, exist_ok=True)
     for folder, folders, names, handle in os.fwalk(sweep, follow_symlinks=False, onerror=_noted(taken, sweep)):
         place = "" if Path(folder) == sweep else f"{Path(folder).relative_to(sweep).as_posix()}/"
         for name in sorted(folders):
-            if why := _refused_folder(f"{place}{name}", name, handle):
+            why = _refused_folder(f"{place}{name}", name, handle)
+            if why is None and f"{place}{name}" in made:
+                why = _DERIVED
+            if why is not None:
                 taken.left_out[f"{place}{name}/" if "link" not in why else f"{place}{name}"] = why
                 folders.remove(name)
         folders.sort()
         for name in sorted(names):
-            _take_one(taken, f"{place}{name}", name, handle, recordings=recordings)
+            if f"{place}{name}" in made:
+                taken.left_out[f"{place}{name}"] = _DERIVED
+            else:
+                _take_one(taken, f"{place}{name}", name, handle, recordings=recordings)
     return taken
+
+
+def _derived(sweep: Path) -> tuple[str, ...]:
+    paths = SweepPaths(sweep)
+    made = (paths.matrix_html, paths.matrix_md, paths.matrix_csv, paths.matrix_json, paths.frames)
+    return tuple(path.relative_to(sweep).as_posix() for path in made)
 
 
 def _noted(taken: Taken, sweep: Path) -> Callable[[OSError], None]:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import base64
+import html
 import json
-from urllib.parse import quote
+import re
+import shlex
+from urllib.parse import quote, quote_plus
 
+import jinja2.filters
+import markupsafe
 import pytest
 
 from detsweep.bundling.assignments import assignments, override_values
@@ -145,6 +150,9 @@ def test_what_a_text_assigns(text: str, found: list[tuple[str, str]]) -> None:
 def test_the_values_of_an_override() -> None:
     assert override_values("a,b") == ["a", "b"]
     assert override_values("'a,b'") == ["a,b"]
+    assert override_values("'a,b','c d',e") == ["a,b", "c d", "e"]
+    assert override_values("'it\\'s',\"x\"") == ["it's", "x"]
+    assert override_values("a,,b") == ["a", "", "b"]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +176,7 @@ def _names(*values: tuple[str, str], vocabulary: frozenset[str] = frozenset()) -
     return names
 
 
-VALUE = "p\"a's\\s é/+=&<1>"
+VALUE = "p\"a's\\s é/+=&<1>|%$"
 
 
 @pytest.mark.parametrize(
@@ -177,6 +185,11 @@ VALUE = "p\"a's\\s é/+=&<1>"
         VALUE, json.dumps(VALUE), json.dumps(VALUE, ensure_ascii=False), json.dumps(json.dumps(VALUE)), repr(VALUE),
         quote(VALUE), quote(VALUE, safe=""), VALUE.encode().hex(), base64.b64encode(VALUE.encode()).decode(),
         base64.urlsafe_b64encode(VALUE.encode()).decode(),
+        str(markupsafe.escape(VALUE)), html.escape(VALUE), str(jinja2.filters.htmlsafe_json_dumps(VALUE)),
+        VALUE.replace("|", "\\|"), str(markupsafe.escape(VALUE)).replace("|", "\\|"), VALUE.replace('"', '""'),
+        VALUE.replace("'", "''"), shlex.quote(VALUE), VALUE.replace("'", "'\\''"), quote_plus(VALUE),
+        re.sub("%..", lambda found: found[0].lower(), quote(VALUE)), json.dumps(VALUE).replace("/", "\\/"),
+        re.sub(r'(["$\\`])', r"\\\1", VALUE),
         *(base64.b64encode(b"x" * n + VALUE.encode() + b"y" * 3).decode() for n in range(1, 7)),
     ],
 )  # fmt: skip
