@@ -21,8 +21,8 @@ examples:
 
 --redact replaces, everywhere and by the same word each time: user, host and node names, e-mail, IP and MAC addresses,
 serial numbers and UUIDs, accounts and partitions, absolute paths, and secrets: values of variables such as *_TOKEN,
-*_PASSWORD and *_API_KEY, and what has the shape of a token anywhere. The archive is searched for all of them before
-it gets its name.
+*_PASSWORD and *_API_KEY, and what has the shape of a token anywhere. What the analysis made (matrix.*, frames/) is
+left out. The archive is searched for all of them before it gets its name.
 
 exit codes: 0 written; 2 what was asked makes no sense; 3 the archive still held something, and is gone
 """

@@ -22,12 +22,19 @@ _ASSIGNED = re.compile(
     """,
     re.VERBOSE,
 )
-_OPTION = re.compile(
-    r"(?P<name>--(?:account|partition|qos|reservation|nodelist|exclude))(?P<mark>\s+)(?P<value>[^\s\"',;]+)"
+_OPTION = re.compile(r"(?P<name>--[a-z][a-z0-9_-]*)(?P<mark>\s+)(?P<value>[^-\s\"',;][^\s\"',;]*)")
+_LISTED = re.compile(r"[ \t]*(?:(?:\[[^\]\n]*\]:?|export|declare[ ]-x|\d+:)[ \t]*)*")
+"""What may stand before a variable in a list of them, as `env` and `export` print it, and a launcher marks it."""
+_COMMAND = re.compile(
+    r"(?:[ \t]+[A-Za-z_]\w*=\S*)*[ \t]*(?:$|.*[ \t]--?[A-Za-z]"
+    r"|[ \t](?:\S*/)?(?:python[\d.]*|torchrun|srun|sbatch|salloc|mpirun|mpiexec|bash|sh|env|exec|nohup|docker|pytest"
+    r"|git|curl|wget|pip|uv|wandb|\S+\.(?:sh|py))(?![\w.]))"
 )
+"""What follows a variable that is set for one command."""
 _HINTS = (
     "token", "secret", "pass", "key", "auth", "private", "session", "signature", "cert", "credential", "cookie",
     "webhook", "netrc", "pwd", "_pw", "dsn", "salt", "otp", "pin", "user", "logname", "host", "node", "master_addr",
+    "jwt", "bearer", "_pat", "sas", "_url", "_uri", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "amz-", "goog-",
     "account", "partition", "qos", "reservation", "exclude", "slurm", "serial", "uuid", "guid", "unique",
 )  # fmt: skip
 """One of these is in every name that says something, in small letters."""
@@ -59,7 +66,26 @@ def assignments(text: str) -> Iterator[Assignment]:
     for start in _names(text):
         match = _ASSIGNED.match(text, start) or _OPTION.match(text, start)
         if match is not None and (found := _assignment(match)) is not None:
+            if (line := _whole_line(text, start, found)) is not None:
+                yield line
             yield found
+
+
+def _whole_line(text: str, start: int, found: Assignment) -> Assignment | None:
+    """A secret with spaces in a list of variables, of which the rest of the line is the value."""
+    begin, end = text.rfind("\n", 0, start) + 1, text.find("\n", found.end)
+    rest = text[found.end : len(text) if end < 0 else end].rstrip()
+    if (
+        not rest
+        or not found.name.isupper()
+        or text[start + len(found.name) : found.start] != "="
+        or kind_of(found.name) != "secret"
+        or _LISTED.fullmatch(text, begin, start) is None
+        or _COMMAND.match(rest) is not None
+    ):
+        return None
+    end = found.end + len(rest)
+    return Assignment(found.name, text[found.start : end], found.start, end, True, text[end : end + 1])
 
 
 def _names(text: str) -> list[int]:
@@ -92,7 +118,7 @@ def _assignment(match: re.Match[str]) -> Assignment | None:
     if kind is None or value.lower() in _NO_VALUE:
         return None
     quoted = '"' in mark or "'" in mark
-    sure = kind != "secret" or quoted or name.rpartition(".")[2].isupper() or name.startswith("env.")
+    sure = kind != "secret" or quoted or name.rpartition(".")[2].isupper() or name.startswith(("env.", "--"))
     if not sure and "=" not in mark and not looks_secret(value):
         return None
     start = match.start("value") + len(before)

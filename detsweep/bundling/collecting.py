@@ -25,6 +25,7 @@ SYSTEM = re.compile(
 _ABSOLUTE = re.compile(r"(?<![\w.~>/-])(?!//)(/(?:[\w.+@%=~#-]+/)+[\w.+@%=~#-]+)")
 _SWEEP = re.compile(r"(?<![\w.~>-])((?:/[^/\s\"':]+)+)/cells/[^/\s\"']+-[0-9a-f]{10}(?![\w-])")
 _INTERPRETER = re.compile(r"(?<![\w.~>-])((?:/[^/\s\"':]+)*)/bin/python[\d.]*(?![\w.-])")
+_LOGIN = re.compile(r"\w[\w+.-]*://[^\s:/@]*:(?P<password>.+)@(?P<host>[\w.-]+)(?:[:/?].*)?")
 _VERSIONS = ("versions", "packages", "vbios", "driver", "inforom")
 
 
@@ -111,6 +112,7 @@ class Collector:
         kind = kind_of(name)
         if kind == "secret":
             self.names.add("secret", value, weak=not sure and not looks_secret(value), after=after)
+            self._within(value)
         elif kind == "node":
             self.node(value)
         elif kind == "nodes":
@@ -121,6 +123,15 @@ class Collector:
         elif kind is not None:
             for one in value.split(",") if kind == "partition" else [value]:
                 self.names.add(kind, one)
+
+    def _within(self, secret: str) -> None:
+        """What a secret holds that may stand alone elsewhere: of a list each, of a URL its password and host."""
+        for one in secret.split(",") if "," in secret else ():
+            if looks_secret(one):
+                self.names.add("secret", one)
+        if (url := _LOGIN.fullmatch(secret)) is not None:
+            self.names.add("secret", url["password"])
+            self.node(url["host"])
 
     def json(self, value: Any, keys: tuple[str, ...] = (), *, file: str = "") -> None:
         """What JSON holds, by the keys under which it stands."""

@@ -120,8 +120,11 @@ class Names:
         cut = {value: follows for value, follows in self._follows.items() if "" not in follows}
         wholes = [value for value in self._follows if value not in cut]
         forms = {form.text for value in wholes for form in forms_of(Name("secret", value, "", ANYWHERE))}
+        # Of a line that goes on after a secret the rest was taken up as well.
+        longest = tuple(f"{form} " for form in forms if len(form) >= LONG)
         for value, follows in cut.items():
-            if value in forms or all(any(form.startswith(value + after) for form in forms) for after in follows):
+            pieces = all(any(form.startswith(value + after) for form in forms) for after in follows)
+            if value in forms or pieces or value.startswith(longest):
                 self._kinds.pop(value, None)
 
     def label_of(self, value: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator
+from urllib.parse import unquote
 
 from detsweep.bundling.texts import plain
 
@@ -13,14 +14,32 @@ Found = tuple[str, str]
 
 # Names of variables and keys whose value is secret, whatever it is. The first are so in any spelling; the others are
 # ordinary words too, and count in names that are written as variables are.
+_SERVICES = (
+    "openai|anthropic|cohere|mistral|groq|gemini|google|azure|aws|gcp|hf|hugging_?face|wandb|comet|neptune|github|gitlab"
+    "|nvidia|ngc|slack|stripe|twilio|app|auth|client|master|service|session|deploy|license|host|rsa"
+)
+_LOGINS = (
+    "db|database|sql|mysql|pg|postgres|redis|mongo|ftp|sftp|ssh|smtp|imap|mail|email|ldap|vpn|proxy|http|https|registry"
+    "|docker|git|root|admin|sudo|user|login|account|service|svc|server|client|keystore|key|wifi|web|app|api|auth|my"
+)
 _SECRET = re.compile(
-    r"token(?!s|iz)|secret|passw(or)?d|passphrase|(api|access|private|account|secret|ssh|encryption|signing)[_-]?key"
-    r"|credential|cookie|webhook|keytab|netrc",
+    r"token(?!s|iz)|secret|passw(or)?d|passphrase|passcode|credential|cookie|webhook|keytab|netrc"
+    r"|(api|access|private|account|secret|ssh|encryption|signing)[_-]?key"
+    r"|(hf|api|auth|access|refresh|bearer|github|gitlab|bot)[_-]?tokens|x-(amz|goog)-signature|id_(rsa|dsa|ecdsa|ed25519)"
+    rf"|(^|[_-])(jwt|bearer)$|(^|_)(github|gh|gitlab)_pat$|(^|[_-])({_SERVICES})[_-]?key$|(^|[_-])({_LOGINS})[_-]?pass$",
     re.IGNORECASE,
 )
 _SECRET_VARIABLE = re.compile(
-    r"AUTH(?!OR(?!IZ))|PRIVATE|SESSION|SIGNATURE|CERT|(^|_)(KEY|PASS|PWD|PW|DSN|SALT|OTP|PIN)($|_)"
+    r"AUTH(?!OR(?!IZ))|PRIVATE|SESSION|SIGNATURE|CERT|(^|_)(KEY|PASS|PWD|PW|DSN|SALT|OTP|PIN|JWT|BEARER|SAS)($|_)"
+    r"|(DATABASE|DB|SQL|REDIS|MONGO|MONGODB|POSTGRES|POSTGRESQL|MYSQL|AMQP|RABBITMQ|BROKER|CONNECTION)_UR[LI]$"
+    r"|(^|_)(TOKENS|PAT)$"
 )
+# How many there are of what a model reads, and not what opens a door.
+_COUNTED = re.compile(
+    r"(^|_)(MAX|MIN|NUM|NO|N|COUNT|TOTAL|NEW|PER|BATCH\w*|SEQ|INPUT|OUTPUT|PROMPT|COMPLETION|CONTEXT|SPECIAL|STOP|PAD"
+    r"|TRAIN|EVAL|GLOBAL|LOCAL|MICRO|WARMUP|EXPERT|DROP|LIMIT|WINDOW|CACHED?|PREFILL|DECODE)_(\w+_)?TOKENS$"
+)
+_VARIABLE = re.compile(r"AUTH(?!OR(?!IZ))|PRIVATE|SESSION|SIGNATURE|CERT|(^|_)(KEY|PASS|PWD|PW|DSN|SALT|OTP|PIN)($|_)")
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 _NO_SECRETS = ("PWD", "OLDPWD")
 _SLURM = r"(?:.*\.)?(?:launch\.(?:sbatch\.)?|--|(?:SLURM|SBATCH|SALLOC|SQUEUE)_(?:JOB_)?)"
@@ -48,7 +67,7 @@ def kind_of(name: str) -> str | None:
     last = name.rpartition(".")[2]
     variable = _VARIABLE.fullmatch(last) is not None or re.search(r"(^|\.)env\.", name.lstrip("+~")) is not None
     secret = _SECRET.search(last) or (variable and _SECRET_VARIABLE.search(last.upper()))
-    if secret and last not in _NO_SECRETS:
+    if secret and last not in _NO_SECRETS and not _COUNTED.search(last.upper()):
         return "secret"
     return next((kind for kind, pattern in _NAMED if pattern.fullmatch(name) or pattern.fullmatch(last)), None)
 
@@ -56,6 +75,14 @@ def kind_of(name: str) -> str | None:
 _ALONE = r"(?<![A-Za-z0-9])"
 _KEYS = "-----BEGIN [A-Z ]*PRIVATE KEY-----"
 _URL = r"[A-Za-z][A-Za-z0-9+.-]*://"
+_CURL = (
+    r"(?i:curl)\b(?:[^\n]|\\\n){0,500}?[ \t](?:-[A-Za-z]*[uU]|--(?:proxy-)?user)[ =]*"
+    r"""(?:'[^:'\n]+:([^'\n]+)'|"[^:"\n]+:([^"\n]+)"|[^\s:"'-][^\s:"']*:([^\s"']+))"""
+)
+_SIGNED = (
+    r"(?:[?&;]|%26|\\u0026)(?i:x-(?:amz|goog)-(?:signature|credential|security-token)|sig|signature|\w*accesskeyid"
+    r"|googleaccessid|key-pair-id|(?:\w*[_-])?(?:key|token))=([^\s&\"'<>#;\\]{6,})"
+)
 # What must be in a text, in small letters, before the pattern is worth a look: most texts have none of it.
 _SHAPES: dict[str, tuple[tuple[str, ...], str]] = {
     "Hugging Face": (("hf_", "api_org_"), _ALONE + r"((?:hf|api_org)_[A-Za-z0-9]{16,})"),
@@ -79,6 +106,11 @@ _SHAPES: dict[str, tuple[tuple[str, ...], str]] = {
     "netrc": (("password ",), r"\bpassword\s+([^\s\"']{3,})(?=\s|$)"),
     "private key": (("private key",), rf"({_KEYS}[\s\S]*?-----END [A-Z ]*PRIVATE KEY-----)"),
     "private key, cut": (("private key",), rf"({_KEYS}(?:(?:\s|\\n|\\r)*[A-Za-z0-9+/=]{{16,}})+)"),
+    "curl": (
+        ("curl",),
+        _CURL,
+    ),
+    "URL, signed": (("sig", "amz-", "goog-", "access", "key-pair-id=", "key=", "token="), _SIGNED),
     "URL": (("://",), _URL + r"[^\s/:@\"']*:([^\s/@\"']+)@"),
     "URL, token": (("://",), _URL + r"([\w-]{16,})@"),
 }
@@ -105,9 +137,7 @@ def shaped(text: str) -> Iterator[Found]:
     """Secrets and names in a text that are known by their shape; each as often as it comes."""
     text = plain(text)
     lower = text.lower()
-    for literals, pattern in SHAPES.values():
-        if any(literal in lower for literal in literals):
-            yield from (("secret", match[1]) for match in pattern.finditer(text))
+    yield from _secrets(text, lower)
     if "@" in text:
         yield from (("mail", match[1]) for match in _MAIL.finditer(text))
         yield from (("user", match[1]) for match in _URL_USER.finditer(text))
@@ -128,6 +158,29 @@ def shaped(text: str) -> Iterator[Found]:
         yield from (("uuid", match[1]) for match in _GUID.finditer(text))
     if "/home/" in text or "/Users/" in text:
         yield from (("user", match[1]) for match in _HOME.finditer(text))
+
+
+def _secrets(text: str, lower: str) -> Iterator[Found]:
+    for name, (literals, pattern) in SHAPES.items():
+        for match in pattern.finditer(text) if any(literal in lower for literal in literals) else ():
+            place = match.lastindex or 0
+            yield "secret", match[place]
+            if name == "URL, signed":
+                yield from (("secret", one) for one in _in_parameter(match[1]))
+            elif name == "curl":
+                yield "user", re.split(r"[\s='\"]", text[match.start() : match.start(place) - 1])[-1]
+
+
+def _in_parameter(value: str) -> Iterator[str]:
+    """What a parameter of a URL says without its escapes, and of a credential the id that it begins with."""
+    said = unquote(value)
+    if said != value:
+        yield said
+    if "/" in said and len(said.partition("/")[0]) >= _LONG_ID:
+        yield said.partition("/")[0]
+
+
+_LONG_ID = 8
 
 
 def _is_address(text: str) -> bool:

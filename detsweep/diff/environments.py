@@ -10,6 +10,7 @@ from typing import Any
 from detsweep.diff.sides import CellSide, Trial
 from detsweep.environment import EnvironmentDifference, environment_differences, facts
 from detsweep.environment.differences import SECTIONS
+from detsweep.environment.redacted import alike
 from detsweep.paths import FileError
 
 _PLACES = {
@@ -123,7 +124,7 @@ def _launched(before: Mapping[str, Any], after: Mapping[str, Any], apart: Iterab
         ours, theirs = (_without_folders(job.get(key) or {}) for job in (before, after))
         for name in {**ours, **theirs}:
             values = (ours.get(name), theirs.get(name))
-            if values[0] != values[1] and (name, *values) not in said and ("variables", name) not in _PLACES:
+            if not alike(*values) and (name, *values) not in said and ("variables", name) not in _PLACES:
                 lines.append(Apart("launch", f"{word} {name}", *values, ()))
     return lines
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from detsweep.environment.redacted import alike
+
 SECTIONS = (
     "versions",
     "torch",
@@ -78,9 +80,12 @@ def facts(environment: Mapping[str, Any]) -> dict[tuple[str, str], str]:
 
 
 def environment_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[EnvironmentDifference]:
-    """The facts that two environments do not have alike, those of SECTIONS in their order."""
+    """The facts that two environments do not have alike, those of SECTIONS in their order.
+
+    What was redacted is equal to whatever it may have been.
+    """
     ours, theirs = facts(before), facts(after)
-    apart = [place for place in {**ours, **theirs} if ours.get(place) != theirs.get(place)]
+    apart = [place for place in {**ours, **theirs} if not alike(ours.get(place), theirs.get(place))]
     apart.sort(key=lambda place: (SECTIONS.index(place[0]), place[1]))
     return [EnvironmentDifference(*place, ours.get(place), theirs.get(place)) for place in apart]
 

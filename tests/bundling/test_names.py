@@ -29,10 +29,14 @@ SECRET = (
     "MYSQL_PWD", "PGPASSWORD", "RSYNC_PASSWORD", "MLFLOW_TRACKING_PASSWORD", "REGISTRY_AUTH", "X_AUTHORIZATION",
     "SSH_PRIVATE_KEY", "SESSION_ID", "COOKIE", "SLACK_WEBHOOK_URL", "SENTRY_DSN", "NETRC", "KRB5_KEYTAB", "apikey",
     "authToken", "client_secret", "password", "PASSPHRASE", "SIGNING_KEY", "env.whatever_auth", "env.X_KEY", "DB_PASS",
+    "HF_TOKENS", "GITHUB_PAT", "X-Amz-Signature", "BEARER", "JWT", "db_pass", "ftp_pass", "openai_key", "passcode",
+    "DATABASE_URL", "REDIS_URL", "ID_RSA", "id_ed25519", "api_tokens", "AZURE_SAS", "MY_JWT",
 )  # fmt: skip
 NO_SECRET = (
     "PWD", "OLDPWD", "TOKENIZERS_PARALLELISM", "MAX_TOKENS", "num_tokens", "AUTHOR", "sessions", "session", "key",
     "keys", "PATH", "HOME", "TERM", "author", "compute_partition", "MONKEY", "PASSED", "pass", "KEYBOARD",
+    "forward_pass", "backward_pass", "first_pass", "num_batched_tokens", "MAX_NUM_BATCHED_TOKENS", "PROMPT_TOKENS",
+    "TOKENS_PER_STEP", "PATH_X", "LD_LIBRARY_PATH", "MLFLOW_TRACKING_URI", "sort_key", "signature", "cache_key",
 )  # fmt: skip
 
 
@@ -92,6 +96,16 @@ def test_a_token_is_known_by_its_shape_wherever_it_stands(name: str, text: str) 
         ("machine api.wandb.ai login user password 12ab34", "secret", "12ab34"),
         ("git clone https://me:s3cret!@host/x", "secret", "s3cret!"),
         (f"git+https://{LETTERS}@host/x", "secret", LETTERS),
+        ("curl -u me:s3cretpw https://h", "secret", "s3cretpw"),
+        ("curl -sSLu me:s3cretpw https://h", "secret", "s3cretpw"),
+        ("curl --user='me:two words' https://h", "secret", "two words"),
+        ("curl -X POST \\\n  -u me:s3cretpw", "secret", "s3cretpw"),
+        ("https://b.s3/x?X-Amz-Credential=AKIAPLANTED%2F2026&X-Amz-Signature=0a1b2c3d", "secret", "0a1b2c3d"),
+        ("https://b.s3/x?X-Amz-Credential=AKIAPLANTED%2F2026&X-Amz-Signature=0a1b2c3d", "secret", "AKIAPLANTED%2F2026"),
+        ("https://a.blob/x?sv=2024&sig=ab%2Bcd%3D", "secret", "ab%2Bcd%3D"),
+        ("https://b.s3/x?AWSAccessKeyId=PLANTED1&Signature=q1w2e3%3D", "secret", "q1w2e3%3D"),
+        ("https://b.s3/x?AWSAccessKeyId=PLANTED1&Signature=q1w2e3%3D", "secret", "PLANTED1"),
+        ("https://a.blob/x?sv=2024&amp;sig=ab%2Bcd%3D", "secret", "ab%2Bcd%3D"),
         ("from a.b+c@mail.example.org.", "mail", "a.b+c@mail.example.org"),
         ("peer 10.1.2.3:29500", "ip", "10.1.2.3"),
         ("tcp://[2001:db8::1]:80", "ip", "2001:db8::1"),
@@ -112,6 +126,7 @@ def test_what_else_is_known_by_its_shape(text: str, kind: str, value: str) -> No
     [
         "127.0.0.1:80 and ::1 and 0.0.0.0", "libcublas.so.12.4.5.8", "version 1.2.3", "at 12:03:44 or 1:02:03:04",
         "c10::Error at::native::add", "0000:3b:00.0", "sk-learn", "the token embedding", "10868,16360533414170460154",
+        "curl -o x https://h:80/y", "python -u train.py:main", "sig=SIGTERM", "f(x; sig=11)",
         "blocks.0.attention.qkv.weight", "0/1 of 4/4", "std::vector<int>::push_back", "2026-01-31 14-05-59",
     ],
 )  # fmt: skip
@@ -126,7 +141,17 @@ def test_every_shape_has_what_must_be_there_for_it_in_small_letters() -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("A_TOKEN=abc next", [("A_TOKEN", "abc")]),
+        ("so A_TOKEN=abc next", [("A_TOKEN", "abc")]),
+        ("A_TOKEN=abc next", [("A_TOKEN", "abc next"), ("A_TOKEN", "abc")]),
+        ("X=1\nA_TOKEN=one two \nB=2", [("A_TOKEN", "one two"), ("A_TOKEN", "one")]),
+        ("[rank0]: export A_TOKEN=a | b", [("A_TOKEN", "a | b"), ("A_TOKEN", "a")]),
+        ("A_TOKEN=abc python train.py", [("A_TOKEN", "abc")]),
+        ("A_TOKEN=abc B=2 ./run.sh x", [("A_TOKEN", "abc")]),
+        ("A_TOKEN=abc B=2", [("A_TOKEN", "abc")]),
+        ("A_TOKEN=abc some --option", [("A_TOKEN", "abc")]),
+        ("a_token=abc next", [("a_token", "abc")]),
+        ("login --password hunter2 --token=x", [("--password", "hunter2"), ("--token", "x"), ("token", "x")]),
+        ("DATABASE_URL=postgres://u:p@h/d", [("DATABASE_URL", "postgres://u:p@h/d")]),
         ("export A_TOKEN='a b c'", [("A_TOKEN", "a b c")]),
         ('{"A_TOKEN": "x\\"y", "b": 1}', [("A_TOKEN", 'x\\"y')]),
         ("{'A_TOKEN': 'x y'}", [("A_TOKEN", "x y")]),
