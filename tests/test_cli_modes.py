@@ -13,7 +13,9 @@ import pytest
 
 import detsweep as package
 from detsweep.analysis import Sweep, exit_code
+from detsweep.paths import TrialPaths
 from tests.conftest import Ran, Run
+from tests.support import as_written
 
 PERSISTENT = ("fault=bit_flip", "fault.persistence=persistent", "fault.rank=1", "fault.block=2", "fault.bit=9")
 
@@ -90,6 +92,9 @@ def test_one_other_digest_in_a_launch_is_found_and_placed_against_the_first(rela
     changed = f"{digest:d}"[:-1] + str((digest + 1) % 10)
     lines[1] = lines[1].replace(str(digest), changed)
     path.write_text("".join(lines))
+    # What was changed afterwards is no finding; as the launch's own record it is one.
+    assert list(package.load(folder).trials["verdict"]) == ["pass", "error"]
+    as_written(TrialPaths(path.parent))
     sweep = package.load(folder)
     assert list(sweep.trials["verdict"]) == ["pass", "diverged"]
     trial = sweep.trials.iloc[1]
