@@ -125,9 +125,11 @@ def _encoded(value: str) -> Iterator[str]:
             yield core.replace("+", "-").replace("/", "_")
 
 
+# The letter with which an escape sequence ends is none of the word that it colours.
+_AFTER_COLOUR = "".join(rf"|(?<=\x1b\[{code}m)" for code in (r"\d", r"\d\d", r"\d;\d\d", r"\d\d;\d", r"\d\d;\d\d"))
 _BOUNDS: Mapping[str, tuple[str, str]] = {
     ANYWHERE: ("", ""),
-    WORD: ("(?<![A-Za-z0-9])", "(?![A-Za-z0-9])"),
+    WORD: (f"(?:(?<![A-Za-z0-9]){_AFTER_COLOUR})", "(?![A-Za-z0-9])"),
     PATH: ("(?<![A-Za-z0-9_.>])", "(?![A-Za-z0-9_-])"),
 }
 

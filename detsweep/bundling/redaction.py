@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from detsweep.bundling.redacting import Redactor
 from detsweep.bundling.searching import held_in, unseen
 from detsweep.bundling.taking import files_below
 from detsweep.bundling.texts import compressed, encoded, text_of, wide, write
-from detsweep.paths import FileError, SweepPaths, file_hash, read_json, write_text
+from detsweep.paths import FileError, SweepPaths, TrialPaths, file_hash, read_json, write_text
 
 
 @dataclass(frozen=True)
@@ -78,11 +79,19 @@ def _vocabulary(staged: Path) -> Iterator[str]:
     for _, path in files_below(staged):
         if path.suffix == ".json":
             try:
-                yield from vocabulary.of_keys(read_json(path))
+                told = read_json(path)
             except FileError:
                 continue
+            if "schema" in told or _is_of_a_trial(path):
+                yield from vocabulary.of_keys(told)
         elif path.suffix == ".jsonl":
             yield from vocabulary.of_records(path)
+
+
+def _is_of_a_trial(path: Path) -> bool:
+    """Whether a file without a schema is detsweep's own; in anybody else's keys may be names of nodes and users."""
+    trial = TrialPaths(path.parent)
+    return path in (trial.job, trial.meeting) or re.fullmatch(r"node\d+\.json", path.name) is not None
 
 
 def _collect(collector: Collector, name: str, text: str) -> None:

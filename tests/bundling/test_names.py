@@ -240,6 +240,7 @@ def test_it_is_found_in_bytes_of_two_bytes_a_letter() -> None:
         ("secret", "correct-horse", "xcorrect-horsex", "xREDACTED-1x"),
         ("secret", "12", "12 blocks.12", "12 blocks.12"),
         ("node", "vm", "vm VM: vmlinuz", "node-1 node-1: vmlinuz"),
+        ("node", "gpu7", "\x1b[32mgpu7\x1b[0m \x1b[1;31mgpu7", "\x1b[32mnode-1\x1b[0m \x1b[1;31mnode-1"),
         ("user", "al", "/x/al/y_al al2", "/x/user-1/y_user-1 al2"),
         ("path", "/a/b", "/a/b/c /a/bc x/a/b /a/b.", "PATH/c /a/bc x/a/b PATH."),
     ],

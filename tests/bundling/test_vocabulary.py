@@ -9,7 +9,7 @@ import pytest
 import detsweep
 from detsweep.bundling import make, opened
 from detsweep.capture import LEVELS, Stream, to_line
-from detsweep.paths import SweepPaths
+from detsweep.paths import SweepPaths, write_json
 from tests.support import plan_of, trial_of, write_cells, write_trial
 
 KEYS = (
@@ -49,3 +49,19 @@ def test_records_are_the_same_bytes_where_somebody_is_called_like_a_word_in_them
     assert (after.records(0).read_bytes(), after.result.read_text()) == before
     assert name not in after.rank_log(0).read_text()
     assert list(detsweep.load(opened(made.path)).trials["verdict"]) == ["diverged"]
+
+
+def test_keys_of_anybody_elses_files_are_names_as_all_others_are(tmp_path: Path) -> None:
+    plan = plan_of(["seed=1"])
+    sweep = write_cells(tmp_path / "x", plan)
+    trial = trial_of(sweep, plan.cells[0])
+    write_trial(trial, plan.cells[0])
+    trial.logs.mkdir()
+    write_json(trial.job, {"host": "gpu17"})
+    trial.rank_log(0).write_text("on gpu17 now\n")
+    (trial.logs / "notes.json").write_text('{"gpu17": 1}')
+    (trial.logs / "notes.jsonl").write_text('{"gpu17": 1}\n')
+    made = make(sweep.folder, tmp_path / "out.tar.zst", environment={}, redacted=True)
+    files = [path for path in opened(made.path).rglob("*") if path.is_file()]
+    assert [path.name for path in files if b"gpu17" in path.read_bytes()] == []
+    assert '{"node-1": 1}' in next(path for path in files if path.name == "notes.json").read_text()
