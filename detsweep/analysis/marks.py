@@ -25,11 +25,13 @@ def shown_as(row: Mapping[Any, Any]) -> str:
     """What a row of the cell table or of the trials is shown as: its verdict, or `inert`.
 
     A pass that nothing read the mitigation of is no cure, and not to be taken for one at a glance. `effect` is a word
-    for each of the mitigations, or counts of them.
+    for each of the mitigations, or counts of them. A fault that was put in may have its cure in variables that nothing
+    else reads (`fault.unless`): there a pass is one.
     """
     verdict, effect = str(row["verdict"]), row.get("effect")
     effects = str(effect).split(", ") if isinstance(effect, str) and effect else []
-    idle = verdict == "pass" and bool(effects) and all(word.endswith("inert") for word in effects)
+    planted = row.get("fault") not in (None, "", "none")
+    idle = verdict == "pass" and not planted and bool(effects) and all(word.endswith("inert") for word in effects)
     return "inert" if idle else verdict
 
 

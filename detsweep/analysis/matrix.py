@@ -80,7 +80,7 @@ def _field(
     rate = Rate(summed(seen[key] for key in keys if key in seen))
     special: dict[str, Callable[[], Any]] = {
         "verdict": lambda: worst(verdicts),
-        "shown_as": lambda: shown_as({"verdict": worst(verdicts), "effect": effects(trials)}),
+        "shown_as": lambda: shown_as({**trials[0], "verdict": worst(verdicts), "effect": effects(trials)}),
         "rate": lambda: f"{verdicts.count('diverged')}/{len(valid)}",
         "replays": lambda: rate.counted,
         "bound": lambda: rate.bound,

@@ -12,6 +12,11 @@ def test_every_verdict_has_a_sign_and_a_word_that_no_other_has() -> None:
     assert len(set(signs)) == len(set(words)) == len(MARKS)
 
 
+def test_what_cures_a_fault_that_was_put_in_is_no_idle_mitigation() -> None:
+    row = {"verdict": "pass", "effect": "inert"}
+    assert [shown_as({**row, "fault": fault}) for fault in ("bit_flip", "none", "")] == ["pass", "inert", "inert"]
+
+
 @pytest.mark.parametrize(
     ("verdict", "effect", "expected"),
     [
