@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,19 +23,21 @@ _AFTER_HEAD = b',"block_pre":'
 _RECORDS = b',"records":'
 # Lines are long: of a large model with every operator observed megabytes.
 _BUFFER = 1 << 20
+_AT_ONCE = 1 << 24
 
 
 @dataclass(frozen=True)
 class Line:
     """One run of one step as a rank wrote it down.
 
-    `records`: the JSON text of its records. `head`: the keys that stand before the recipe's lists of digests.
+    `head`: the keys that stand before the recipe's lists of digests; `rest`: the JSON text from these on, with the
+    records at its end.
     """
 
     path: Path
     number: int
     head: Mapping[str, Any]
-    records: bytes
+    rest: bytes
 
     @property
     def place(self) -> tuple[int, str]:
@@ -45,9 +48,15 @@ class Line:
     def checksum(self) -> str:
         return str(self.head["checksum"])
 
+    @property
+    def records(self) -> bytes:
+        """The JSON text of its records; without any, none of a list."""
+        begin = self.rest.rfind(_RECORDS)
+        return self.rest[begin + len(_RECORDS) : -1] if begin >= 0 else b""
+
     def equals(self, other: Line) -> bool:
         """Whether both have the same records, byte for byte, by the same checksum."""
-        return self.head["checksum"] == other.head["checksum"] and self.records == other.records
+        return self.head["checksum"] == other.head["checksum"] and self.rest == other.rest
 
     def stream(self) -> Stream:
         """The line as its records. Raises FileError, naming file and line, when they are torn."""
@@ -93,31 +102,42 @@ def read_lines(path: Path) -> Iterator[Line]:
     inside of the records is found when they are parsed.
     """
     try:
-        with path.open("rb", buffering=_BUFFER) as file:
-            for number, text in enumerate(file, start=1):
-                if not text.endswith(b"\n"):
-                    raise FileError(f"{path} is cut off in line {number}")
-                yield _line(path, number, text)
+        for number, text in enumerate(_texts(path), start=1):
+            yield _line(path, number, text)
     except FileNotFoundError:
         raise FileError(f"{path} is missing") from None
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error}") from None
 
 
+def _texts(path: Path) -> Iterator[bytes]:
+    """The lines of a file without their ends; of a large one no more than one in memory at a time."""
+    with path.open("rb", buffering=_BUFFER) as file:
+        if os.fstat(file.fileno()).st_size <= _AT_ONCE:
+            *lines, end = file.read().split(b"\n")
+            yield from lines
+            if end:
+                raise FileError(f"{path} is cut off in line {len(lines) + 1}")
+            return
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                raise FileError(f"{path} is cut off in line {number}")
+            yield line[:-1]
+
+
 def _line(path: Path, number: int, text: bytes) -> Line:
-    end, begin = text.find(_AFTER_HEAD), text.rfind(_RECORDS)
+    end = text.find(_AFTER_HEAD)
     try:
-        if end < 0 or begin < 0 or not text.endswith(b"}\n"):
+        if end < 0 or not text.endswith(b"]}"):
             return _foreign(path, number, text)
         head = json.loads(text[:end] + b"}")
         if head.get("schema") != SCHEMA:
             raise ValueError(f"schema {head.get('schema')!r}, this version reads schema {SCHEMA}")
-        records = text[begin + len(_RECORDS) : -2]
         if {"rank", "step", "run", "checksum", "nonfinite"} - head.keys():
             raise ValueError("rank, step, run, checksum or nonfinite is missing")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FileError(f"{path} line {number} cannot be read: {error}") from None
-    return Line(path, number, head, records)
+    return Line(path, number, head, text[end:])
 
 
 def _foreign(path: Path, number: int, text: bytes) -> Line:
@@ -138,4 +158,4 @@ def _foreign(path: Path, number: int, text: bytes) -> Line:
     ends = (("logits", "output_bits"), ("loss", "loss_bits"), ("global", "global_bits"))
     rows += [[site, site, None, "", [], payload[key], "forward"] for site, key in ends if payload.get(key) is not None]
     head = {**{key: payload[key] for key in ("rank", "step", "run")}, "checksum": "bitsum", "nonfinite": {}}
-    return Line(path, number, head, json.dumps(rows).encode())
+    return Line(path, number, head, _RECORDS + json.dumps(rows).encode() + b"}")

@@ -4,7 +4,7 @@ Every trial has 8 ranks that observed a step of a model of 24 blocks at observe=
 records and nothing else, so that all is judged anew. One trial in twenty diverged. The same is then done line by line
 with json in plain Python, without a matrix, for comparison.
 
-    python scripts/analysis_scale.py 250 500 1000
+    python scripts/analysis_scale.py 248 500 1000
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _task(task: str, folder: Path) -> None:
 def main() -> int:
     """Measure each size in a folder of its own."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trials", nargs="*", type=int, default=[250, 500, 1000], help="numbers of trials")
+    parser.add_argument("trials", nargs="*", type=int, default=[248, 500, 1000], help="numbers of trials")
     parser.add_argument("--task", choices=TASKS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     if sys.argv[1:2] == ["--task"]:

@@ -99,3 +99,14 @@ def test_the_collector_is_as_it_was_afterwards() -> None:
             pass
         assert not gc.isenabled()
     assert gc.isenabled()
+
+
+def test_large_files_are_read_line_by_line_and_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rank000.jsonl"
+    streams = [full_stream(0, step, run) for step in range(3) for run in (1, 2)]
+    write_streams(path, streams, world_size=2)
+    monkeypatch.setattr("detsweep.captured._AT_ONCE", 10)
+    assert [line.stream() for line in read_lines(path)] == streams
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(FileError, match=f"{path} is cut off in line 6"):
+        list(read_lines(path))

@@ -59,8 +59,12 @@ def _judged(trial: TrialPaths, config: Mapping[str, Any]) -> dict[str, Any]:
     wanted = needed(config, ranks)
     streams: dict[int, Streams] = {}
     if wanted is None or diverged_runs(ranks):
-        for rank in range(len(ranks)):
-            streams[rank] = _streams(_lines(trial, rank, config), wanted)
+        for rank, own in enumerate(ranks):
+            if wanted is not None and not own["divergences"]:
+                # A rank that differs nowhere has no part in any cause: none of its records is looked at.
+                streams[rank] = {place: Stream(rank, *place, "", ()) for place in wanted}
+            else:
+                streams[rank] = _streams(_lines(trial, rank, config), wanted)
     judged = judge(config, ranks, streams, notes)
     return {"schema": SCHEMA, **results.verdict_of(judged, clean=modes.clean_verdict(config))}
 
@@ -139,7 +143,7 @@ def _measured(trial: TrialPaths, rank: int) -> dict[str, Any]:
 
 def _noted(rank: int, line: Line, config: Mapping[str, Any]) -> list[str]:
     """What stands out in a line, which is parsed only where it can hold something of it."""
-    recomputed = config["checkpointing"] != "none" and b'"recompute"' in line.records
+    recomputed = config["checkpointing"] != "none" and b'"recompute"' in line.rest
     if not line.head["nonfinite"] and not recomputed:
         return []
     return list(notes_of(rank, {line.place: line.stream()}))
