@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,16 +16,16 @@ Place = tuple[int, str]
 _HEAD = re.compile(rb'\{"schema":%d,"rank":\d+,"world_size":\d+,"step":(\d+),"run":"(r\d+)",' % SCHEMA)
 
 
-class Lines:
+class Lines(ABC):
     """The lines of one rank, by step and run, wherever they come from."""
 
     def __init__(self, source: str, places: Sequence[Place]) -> None:
         self.source = source
         self.places = tuple(places)
 
+    @abstractmethod
     def line(self, place: Place) -> bytes:
         """The line of a step and run."""
-        raise NotImplementedError
 
     def content(self, place: Place) -> bytes:
         """What a line says apart from which rank, of how many, step and run it is of: equal where all bits are."""

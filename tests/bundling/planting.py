@@ -123,7 +123,7 @@ def _log() -> list[str]:
         "sinfo: gpu-node[17-18,21] down",
         f"search {PERSONAL['domain']}",
         f"host {PERSONAL['node']}.{PERSONAL['domain']}, Serial Number: {PERSONAL['serial']}",
-        f'File "{PERSONAL["home"]}/work/train.py", line 3, and {PERSONAL["path"]}/tokens.bin',
+        f'File "{PERSONAL["home"]}/src/train.py", line 3, and {PERSONAL["path"]}/tokens.bin',
         f"GPU-{PERSONAL['uuid']} on sbatch --account {PERSONAL['account']} --partition={PERSONAL['partition']}",
         f"DB_PASSWORD={json.dumps(PASSWORD)}",
         f"config: {json.dumps({'DB_PASSWORD': PASSWORD, 'nested': json.dumps(BY_NAME)})}",
